@@ -1,0 +1,197 @@
+"""The configuration of a run as dataclasses: every key, its type, its default, and what it means.
+
+Torch-free. The comment-like string under a field is its documentation (`docs/configuration.md` is generated from it).
+Sections with plugin options (`algorithm`, `reward.scorers.*`, `model.options`, ...) are validated against the options
+dataclass of the plugin that the section names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class DeviceConfig:
+    name: str = "auto"
+    """Device by name ('cpu', ...), optionally with a generation after a colon; 'auto' takes the single one present."""
+    dtype: str = "auto"
+    """Arithmetic of the transformer by name; 'auto' is the device's documented default."""
+    attention: dict[str, str] = field(default_factory=dict)
+    """Component -> kernel family; a component left out gets the device's documented default."""
+    verify_attention: bool = True
+    """Compare the chosen kernels with fp32 math attention before training."""
+    deterministic: bool = True
+    """Ask the device for deterministic kernels and report what it cannot promise."""
+    threads: int = 0
+    """CPU threads for arithmetic; 0 keeps the library's default (all cores)."""
+
+
+@dataclass
+class LoraConfig:
+    rank: int = 0
+    """0 trains all weights of the transformer."""
+    alpha: float = 0.0
+    """Scale numerator; 0 means 2 x rank."""
+    targets: list[str] = field(default_factory=list)
+    """Module name suffixes; empty means the family's published targets."""
+    dropout: float = 0.0
+    """Must be 0 for exact on-policy ratios; anything else is refused by algorithms that use ratios."""
+
+
+@dataclass
+class ModelConfig:
+    family: str = "???"
+    """Model family (an entry point of omni_portable.models)."""
+    path: str = "???"
+    """Folder in diffusers / transformers format, or 'builtin:NAME' for a packaged model."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the family."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass
+class RolloutConfig:
+    engine: str = "native"
+    """Rollout engine (an entry point of omni_portable.rollout_engines)."""
+    n: int = 16
+    """Samples per prompt (the group size)."""
+    max_num_seqs: int = 32
+    """Requests packed into one transformer forward."""
+    num_steps: int = 8
+    """Denoising steps."""
+    height: int = 512
+    width: int = 512
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 turns it off (one forward per step)."""
+    negative_prompt: str = ""
+    prompt_cache_size: int = 1024
+    """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
+    sleep_level: int = 0
+    """What the rollout engine does while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards weights."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the engine."""
+
+
+@dataclass
+class ActorConfig:
+    engine: str = "single"
+    """Train engine (an entry point of omni_portable.train_engines)."""
+    lr: float = 1e-4
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    mini_batch_size: int = 0
+    """Samples per optimizer step; 0 means all samples of a rollout. Must divide data.train_batch_size x rollout.n."""
+    micro_batch_size: int = 0
+    """Samples per forward / backward; 0 means rollout.max_num_seqs, which makes on-policy ratios exactly 1."""
+    epochs: int = 1
+    """Passes over each rollout."""
+    ema_decay: float = 0.0
+    """Exponential moving average of the trained weights; 0 turns it off. Validation then uses the average."""
+    gradient_checkpointing: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the engine."""
+
+
+@dataclass
+class RewardConfig:
+    scorers: dict[str, Any] = field(default_factory=dict)
+    """Name -> {kind, weight, options of the kind}. The total is the weighted sum."""
+    on_error: str = "fail"
+    """When a scorer fails for a sample after its retries: 'fail' stops the run, 'drop_group' leaves the prompt out."""
+    retries: int = 0
+    """Further attempts before a scorer counts as failed."""
+    timeout_s: float = 120.0
+    """Seconds one scorer may take for one batch."""
+
+
+@dataclass
+class DataConfig:
+    train: str = "???"
+    """Prompts: a .txt, .jsonl or .parquet file, or 'builtin:NAME' for a packaged set (its training split)."""
+    validation: str = ""
+    """Held-out prompts; empty turns validation off. With 'builtin:NAME' the packaged validation split."""
+    prompt_key: str = "prompt"
+    fields: list[str] = field(default_factory=list)
+    """Further fields every row must have, besides those that the scorers declare."""
+    train_batch_size: int = 12
+    """Prompts per rollout."""
+    shuffle: bool = True
+    max_validation_prompts: int = 0
+    """0 uses all of them."""
+
+
+@dataclass
+class TrainerConfig:
+    mode: str = "sync"
+    """Execution mode; 'sync': rollout and training take turns, staleness 0."""
+    total_steps: int = 20
+    """Rollouts (each with one or more optimizer steps)."""
+    seed: int = 0
+    run_dir: str = ""
+    """Where everything is written; empty means runs/<recipe>."""
+    resume: str = "never"
+    """'never' refuses a directory that holds a run; 'auto' continues its newest checkpoint; or a checkpoint folder."""
+    save_interval: int = 10
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept; 0 keeps all."""
+    validate_interval: int = 0
+    """Steps between validations; 0 validates only before and after."""
+    validate_before: bool = True
+    validation_samples: int = 1
+    """Samples per validation prompt, always with the same seeds."""
+    validation_images: int = 16
+    """Samples drawn on the validation grid."""
+    loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    progress: str = "auto"
+    """'rich' draws a live display, 'plain' prints a line per step, 'auto' draws on a terminal, 'off' is silent."""
+
+
+@dataclass
+class LauncherConfig:
+    name: str = "local"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataPlaneConfig:
+    name: str = "local"
+    max_staleness: int = 0
+    """Largest difference of policy versions a group may have when it is trained on."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ConsistencyConfig:
+    measure: str = "first_mini_batch"
+    """What the rollout's log-probs are compared on before any update: 'first_mini_batch' (free), 'full', or 'off'."""
+    max_logprob_gap: float | None = None
+    """Stop when the largest absolute gap before an update exceeds this; null only records it."""
+    probe: bool = True
+    """After each weight sync re-run a fixed request and require its output to change exactly when the weights did."""
+
+
+@dataclass
+class RunConfig:
+    """One run. `algorithm` is {name: NAME, ...options of the algorithm}."""
+
+    recipe: str = ""
+    """Filled in by the loader: the recipe's path as given."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    dataplane: DataPlaneConfig = field(default_factory=DataPlaneConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)

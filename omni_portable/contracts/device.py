@@ -1,0 +1,238 @@
+"""The device seam: everything the rest of the house may ask of an accelerator, and nothing else.
+
+A device package implements :class:`Device` and registers it under ``omni_portable.devices``. A device's spec
+(`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty) so that planning works without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from omni_portable.contracts.lifecycle import Ack
+
+if TYPE_CHECKING:
+    import torch
+
+Component = Literal["transformer", "text_encoder", "vae", "language_model"]
+MaskKind = Literal["none", "padding", "dense"]
+SleepTag = Literal["weights", "optimizer", "kv_cache", "activations"]
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """What a component needs of an attention kernel; dtype by name ('float32', 'bfloat16', ...)."""
+
+    component: Component
+    dtype: str = "float32"
+    head_dim: int | None = None
+    mask: MaskKind = "none"
+    causal: bool = False
+    grouped_query: bool = False
+    variable_length: bool = False
+    backward: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """One kernel family in both spellings, so that actor and rollout run the same arithmetic.
+
+    Args:
+        component: what it was chosen for.
+        family: 'sdpa', 'math', 'flash_attention_2', ...
+        actor: name in the actor's library (diffusers attention backend or transformers attn_implementation).
+        actor_library: which registry `actor` belongs to.
+        rollout: name in the rollout engine's registry (vLLM / vLLM-Omni).
+        package: installed package and version that provides the kernel ('torch 2.13.0').
+        reason: why this one (asked for, or the device's documented default).
+    """
+
+    component: Component
+    family: str
+    actor: str
+    actor_library: Literal["diffusers", "transformers"]
+    rollout: str
+    package: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """What the device is, as read from its driver; `generation` as in the device's tables ('sm90', 'a3', '' for CPU)."""
+
+    name: str
+    generation: str
+    model: str
+    count: int
+    memory_bytes: int
+    driver: str
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeviceCapabilities:
+    """Facts that decide what may run; code asks for these, never for a device's name.
+
+    Args:
+        dtypes: dtype names with usable arithmetic, best first.
+        default_dtype: what 'auto' means here, and `default_dtype_reason` why.
+        weight_channels: ways to hand weights to another process ('shared_memory', 'ipc', 'broadcast').
+        features: named booleans ('fp8', 'graphs', 'pinned_memory', ...).
+    """
+
+    dtypes: tuple[str, ...]
+    default_dtype: str
+    default_dtype_reason: str
+    weight_channels: tuple[str, ...]
+    features: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes as the driver (or the operating system) reports them: `used` is what this process holds."""
+
+    total: int
+    free: int
+    used: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Largest absolute error of a kernel against fp32 math attention, forward and backward, and the tolerance."""
+
+    choice: AttentionChoice
+    max_forward_error: float
+    max_backward_error: float | None
+    tolerance: float
+    seconds: float
+
+
+class AttentionSelector(Protocol):
+    """Chooses and proves attention kernels; never falls back."""
+
+    def select(self, request: AttentionRequest, choice: str = "auto") -> AttentionChoice:
+        """The pair for `request`; 'auto' is the device's documented default for the component.
+
+        Raises:
+            AttentionUnavailable: says what was asked, what is missing, how to install it, what else may be chosen.
+        """
+        ...
+
+    def verify(
+        self, choice: AttentionChoice, request: AttentionRequest, shapes: Sequence[tuple[int, int, int, int]]
+    ) -> VerifyResult:
+        """Compare the kernel with fp32 math attention on (batch, heads, tokens, head_dim) shapes.
+
+        Raises:
+            AttentionMismatch: an error above the dtype's tolerance.
+        """
+        ...
+
+
+@runtime_checkable
+class SleepPool(Protocol):
+    """A set of modules and optimizers that sleep and wake together; parameters keep their identity."""
+
+    def register(self, tag: SleepTag, owner: torch.nn.Module | torch.optim.Optimizer) -> None: ...
+
+    def sleep(self, level: int = 1, tags: Sequence[SleepTag] | None = None) -> Ack:
+        """Release storages: level 1 keeps a copy off the device (exact restore), level 2 discards the contents.
+
+        The Ack's bytes are measured; freeing much less than the slept bytes raises `LifecycleError`.
+        """
+        ...
+
+    def wake(self, tags: Sequence[SleepTag] | None = None) -> Ack: ...
+
+
+class MemoryManager(Protocol):
+    def stats(self) -> MemoryStats: ...
+
+    def trim(self) -> int:
+        """Give cached free memory back to the driver or system; returns bytes given back, as measured."""
+        ...
+
+    def pool(self, name: str) -> SleepPool: ...
+
+
+class Collectives(Protocol):
+    """Process groups of the device."""
+
+    backend: str
+
+    def init_process_group(self, rank: int, world_size: int, init_method: str, timeout_s: float = 600.0) -> None: ...
+
+    def self_test(self, timeout_s: float = 60.0) -> dict[str, float]:
+        """Run each collective once on known inputs; returns seconds per collective; raises `DeviceError` if one is wrong."""
+        ...
+
+    def weight_channels(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class DeterminismReport:
+    """What was set (name -> value), and what cannot be promised (one sentence each)."""
+
+    applied: Mapping[str, str]
+    not_promised: tuple[str, ...]
+
+
+class Determinism(Protocol):
+    def enable(self, seed: int) -> DeterminismReport: ...
+
+
+@dataclass(frozen=True)
+class StaticProfile:
+    """Answers from tables, without hardware: what planning needs of one generation."""
+
+    name: str
+    generation: str
+    capabilities: DeviceCapabilities
+    attention_families: tuple[str, ...]
+    default_attention: Mapping[str, str]
+    memory_bytes: int | None
+    collective_backend: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Device(Protocol):
+    """One kind of accelerator. Instances are cheap; nothing touches a driver before a method needs it."""
+
+    name: str
+    generation: str
+    torch_device_type: str
+    attention: AttentionSelector
+    collectives: Collectives
+    memory: MemoryManager
+    determinism: Determinism
+
+    def torch_device(self, index: int = 0) -> torch.device: ...
+
+    def identity(self) -> DeviceIdentity: ...
+
+    def capabilities(self) -> DeviceCapabilities: ...
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Variables a process of `role` ('actor', 'rollout', 'reward', ...) needs, as data; nothing is set here."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def manual_seed(self, seed: int) -> None: ...
+
+    def rng_state(self) -> Any: ...
+
+    def set_rng_state(self, state: Any) -> None: ...
+
+    @staticmethod
+    def available() -> tuple[bool, str]:
+        """(present, what was looked for and found), without initialising a context."""
+        ...
+
+    @staticmethod
+    def static_profile(generation: str = "") -> StaticProfile: ...

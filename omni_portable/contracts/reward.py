@@ -1,0 +1,57 @@
+"""The reward seam: scorers see samples, ask for artifacts by name, and return one finite score per sample.
+
+A scorer's spec (`PluginSpec.capabilities`) declares 'artifacts' (mapping of option name or artifact name -> modality)
+and 'fields' (metadata a prompt must have, e.g. 'ground_truth'), so that a dataset is checked before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from omni_portable.contracts.media import MediaArtifact
+
+
+@dataclass(frozen=True)
+class RewardSample:
+    """One sample as a scorer sees it."""
+
+    sample_id: str
+    group_id: str
+    prompt: str
+    artifacts: Mapping[str, MediaArtifact]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RewardOutput:
+    """Scores of N samples.
+
+    Args:
+        scores: N floats, higher is better.
+        components: name -> N floats, logged as reward/<scorer>/<name>.
+        details: N mappings for reports (e.g. the recognised text).
+    """
+
+    scores: list[float]
+    components: dict[str, list[float]] = field(default_factory=dict)
+    details: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ScorerRequirements:
+    """Artifacts (name -> modality) and metadata fields a scorer needs of every sample."""
+
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Constructed as ``Scorer(options)``."""
+
+    name: str
+    requires: ScorerRequirements
+
+    def score(self, batch: Sequence[RewardSample]) -> RewardOutput: ...

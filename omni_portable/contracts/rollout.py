@@ -1,0 +1,208 @@
+"""Requests to a rollout engine and the trajectories it returns, plus the engine's protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from omni_portable.contracts.errors import ArtifactError
+from omni_portable.contracts.lifecycle import Ack, EngineState
+from omni_portable.contracts.media import PREFIX, MediaArtifact
+from omni_portable.contracts.weights import WeightStream
+
+if TYPE_CHECKING:
+    import torch
+
+StepKind = Literal["ode", "sde", "cps", "dance_sde"]
+Conditioning = dict[str, "torch.Tensor"]
+"""Named tensors a model needs beside latents and sigma; one prompt: no batch dimension, a batch: leading dimension B."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The sigmas of one denoising run, made once per request shape and carried with the request.
+
+    Args:
+        sigmas: T + 1 noise levels from 1 (or close) down to 0, each exactly representable in fp32.
+        timestep_scale: model timestep = sigma * timestep_scale (1000 for most families).
+        key: what the schedule was made from (family, steps, shift, size), for error messages.
+    """
+
+    sigmas: tuple[float, ...]
+    timestep_scale: float = 1000.0
+    key: str = ""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.sigmas) - 1
+
+    @property
+    def sigma_max(self) -> float:
+        """The second sigma: what the flow-SDE uses in place of sigma where sigma is 1 (flow_grpo's convention)."""
+        return self.sigmas[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the exact fp32 values: equal fingerprints mean bit-equal schedules."""
+        packed = struct.pack(f"<{len(self.sigmas) + 1}f", *self.sigmas, self.timestep_scale)
+        return hashlib.sha256(packed).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Which denoising steps are stochastic and what the engine must record; made by the algorithm.
+
+    Args:
+        kind: step kernel of the stochastic steps; all others are ODE steps.
+        noise_level: eta of the kernel, > 0 wherever a log-prob is recorded.
+        stochastic_steps: sorted step indices; empty for a deterministic run.
+        include_normalizer: whether log-probs include the Gaussian normaliser (no effect for cps).
+        record_transitions: keep (latents, next latents, log-prob) of the stochastic steps.
+    """
+
+    kind: StepKind = "ode"
+    noise_level: float = 0.0
+    stochastic_steps: tuple[int, ...] = ()
+    include_normalizer: bool = True
+    record_transitions: bool = True
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """One sample to draw.
+
+    Args:
+        request_id: unique within the run.
+        group_id: shared by the samples of one prompt in one rollout; advantages are computed per group.
+        prompt_id: stable id of the prompt in its dataset (enters the noise seed).
+        sample_index: index in the group (enters the noise seed).
+        seed: seed of this rollout round, derived from the run's seed and the round.
+        prompt / negative_prompt: text; the negative one is used only where guidance asks for it.
+        height / width: pixels.
+        schedule / plan: see :class:`Schedule` and :class:`SamplingPlan`.
+        guidance_scale: 1 means no classifier-free guidance (one forward per step).
+        metadata: fields of the prompt row that rewards may ask for (e.g. 'ground_truth').
+        media: named input media (image to edit, first frame, ...).
+    """
+
+    request_id: str
+    group_id: str
+    prompt_id: str
+    sample_index: int
+    seed: int
+    prompt: str
+    height: int
+    width: int
+    schedule: Schedule
+    plan: SamplingPlan
+    negative_prompt: str = ""
+    guidance_scale: float = 1.0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, MediaArtifact] = field(default_factory=dict)
+
+
+@dataclass
+class Trajectory:
+    """What one request produced. Latents may have any shape (...); W is the number of stochastic steps kept.
+
+    Args:
+        request: the request as the engine ran it.
+        schedule_fingerprint: of the schedule the engine really used (compared with the request's, bit for bit).
+        policy_version: version of the weights that made it.
+        step_indices: (W,) int64.
+        latents / next_latents: (W, ...) fp32, before and after each recorded step.
+        log_probs: (W,) fp32, mean over latent elements.
+        final_latents: (...) fp32, the clean latents.
+        conditioning: prompt embeddings and the like as used, so that the actor need not encode again.
+        artifacts: named media.
+        batch_size: number of requests packed in the forward passes that made it.
+        batch_row: this request's row in that pack.
+        engine: name of the rollout engine.
+    """
+
+    request: RolloutRequest
+    schedule_fingerprint: str
+    policy_version: int
+    step_indices: torch.Tensor
+    latents: torch.Tensor
+    next_latents: torch.Tensor
+    log_probs: torch.Tensor
+    final_latents: torch.Tensor
+    conditioning: Conditioning
+    artifacts: dict[str, MediaArtifact]
+    batch_size: int = 1
+    batch_row: int = 0
+    engine: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Flat form with ``media_artifact__<name>`` keys and ``metadata.media_artifacts``, as stored in a data plane."""
+        flat = {PREFIX + name: artifact for name, artifact in self.artifacts.items()}
+        flat["metadata.media_artifacts"] = sorted(self.artifacts)
+        return flat
+
+    def __post_init__(self) -> None:
+        for name, artifact in self.artifacts.items():
+            if not isinstance(artifact, MediaArtifact):
+                raise ArtifactError(f"request '{self.request.request_id}' returned an unlabelled tensor as '{name}'")
+
+
+@dataclass
+class RolloutResult:
+    """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and what was aborted."""
+
+    trajectories: list[Trajectory]
+    aborted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    """A cheap reading of an engine's condition."""
+
+    state: EngineState
+    policy_version: int
+    in_flight: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Generates trajectories with the current policy.
+
+    Every lifecycle call returns an :class:`Ack` or raises; an illegal transition raises `LifecycleError`. A failed
+    weight update raises `WeightSyncError` and leaves the engine paused at its old version.
+    """
+
+    name: str
+
+    async def generate(self, requests: Sequence[RolloutRequest]) -> RolloutResult:
+        """Run the requests, packing up to max_num_seqs of equal shape into one forward; order is kept."""
+        ...
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
+        """Abort the named requests, or all (None); partial diffusion samples are discarded."""
+        ...
+
+    def pause(self) -> Ack:
+        """Abort what is in flight, then refuse new requests until :meth:`resume`."""
+        ...
+
+    def resume(self) -> Ack: ...
+
+    def sleep(self, level: int = 1) -> Ack:
+        """Release the weights' memory: level 1 keeps a copy off the device, level 2 discards."""
+        ...
+
+    def wake(self, tags: Sequence[str] = ("weights",)) -> Ack: ...
+
+    def update_weights(self, stream: WeightStream, version: int) -> Ack:
+        """Load the stream completely or not at all; checks the manifest's checksums against what was received."""
+        ...
+
+    def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Checksum per tensor of what the engine now holds, in the canonical layout."""
+        ...
+
+    def health(self) -> EngineHealth: ...
