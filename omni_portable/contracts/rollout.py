@@ -139,7 +139,7 @@ class Trajectory:
 
     def fields(self) -> dict[str, Any]:
         """Flat form with ``media_artifact__<name>`` keys and ``metadata.media_artifacts``, as stored in a data plane."""
-        flat = {PREFIX + name: artifact for name, artifact in self.artifacts.items()}
+        flat: dict[str, Any] = {PREFIX + name: artifact for name, artifact in self.artifacts.items()}
         flat["metadata.media_artifacts"] = sorted(self.artifacts)
         return flat
 
