@@ -68,7 +68,7 @@ class RolloutConfig:
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
     sleep_level: int = 0
-    """What the rollout engine does while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards weights."""
+    """Rollout engine while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards its weights."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the engine."""
 
@@ -174,6 +174,9 @@ class ConsistencyConfig:
     """What the rollout's log-probs are compared on before any update: 'first_mini_batch' (free), 'full', or 'off'."""
     max_logprob_gap: float | None = None
     """Stop when the largest absolute gap before an update exceeds this; null only records it."""
+    batch_shapes: list[int] = field(default_factory=lambda: [1, 2, 4, 7, 16, 32])
+    """Batch sizes at which the first rollout's transitions are scored again, to report how far a log-prob depends on
+    the batch it was computed in; empty skips it."""
     probe: bool = True
     """After each weight sync re-run a fixed request and require its output to change exactly when the weights did."""
 

@@ -1,0 +1,1 @@
+"""Conformance: checks whose figures are recorded with their thresholds and provenance."""

@@ -1,0 +1,1 @@
+"""Scorers and how they are combined: one finite score per sample, or a named failure; never a silent zero."""

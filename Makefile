@@ -1,0 +1,40 @@
+# Two commands need nothing before them: `make quickstart` runs the main job on a CPU, `make test` runs the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: quickstart test check bench format clean
+
+quickstart: $(STAMP)
+	$(BIN)/omni-portable quickstart $(ARGS)
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python ci/check_core_names.py
+	$(BIN)/python ci/check_sizes.py
+	$(BIN)/python ci/check_torch_free.py
+
+bench: $(STAMP)
+	$(BIN)/pytest tests/benchmarks --benchmark-only --benchmark-json=build/benchmarks.json $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml dockerfiles/constraints/cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt pip
+	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt --editable '.[cpu,dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,119 @@
+"""The policies beside the current one: which are kept, and how a module runs under another one for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from omni_backends.training.ema import Ema, PolicyCopy
+from omni_portable.contracts.algorithm import Requires
+from omni_portable.contracts.errors import CapabilityError
+from omni_portable.models.lora import lora_layers
+
+
+class Policies:
+    """The current policy and the copies that a run keeps of it.
+
+    Args:
+        module: the transformer; its parameters are the current policy.
+        parameters: canonical name -> trainable parameter of the module.
+        masters: canonical name -> fp32 master of each (the parameter itself where it is fp32).
+        adapter: whether a LoRA is trained; the reference policy is then the base model and needs no copy.
+        requires: what the algorithm needs.
+        ema_decay: 0 keeps no average.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        parameters: Mapping[str, torch.nn.Parameter],
+        masters: Mapping[str, torch.Tensor],
+        *,
+        adapter: bool,
+        requires: Requires,
+        ema_decay: float,
+    ) -> None:
+        self._module, self._parameters, self._masters = module, parameters, masters
+        self._adapter = adapter
+        self._ema = Ema(masters, ema_decay) if ema_decay > 0 else None
+        self.copies: dict[str, PolicyCopy] = {"ema": self._ema} if self._ema else {}
+        if requires.old_policy:
+            self.copies["old"] = PolicyCopy(masters)
+        if requires.reference_policy and not adapter:
+            self.copies["reference"] = PolicyCopy(masters)
+
+    def after_step(self) -> None:
+        """Take the weights of a finished optimizer step into the average, where one is kept."""
+        if self._ema is not None:
+            self._ema.update(self._masters)
+
+    def update_old(self, decay: float) -> None:
+        """old <- decay * old + (1 - decay) * current."""
+        self._copy("old").blend(self._masters, decay)
+
+    def running(self, policy: str) -> AbstractContextManager[None]:
+        """Context in which the module's forward is that of `policy`; the caller is under no_grad.
+
+        Raises:
+            CapabilityError: this run keeps no such policy.
+        """
+        if policy == "current":
+            return nullcontext()
+        if policy == "reference" and self._adapter:
+            return lora_disabled(self._module)
+        return swapped_in(self._parameters, self._copy(policy).tensors())
+
+    def tensors(self, policy: str) -> dict[str, torch.Tensor]:
+        """Trainable tensors of `policy` in the parameters' dtypes, detached (of 'current': the live ones)."""
+        if policy == "current":
+            return {name: parameter.detach() for name, parameter in self._parameters.items()}
+        copy = self._copy(policy).tensors()
+        return {name: copy[name].to(parameter.dtype) for name, parameter in self._parameters.items()}
+
+    def _copy(self, policy: str) -> PolicyCopy:
+        if policy not in self.copies:
+            raise CapabilityError(
+                f"this run keeps no '{policy}' policy of its own weights",
+                remedy="'ema' needs actor.ema_decay > 0; 'old' and 'reference' are kept if the algorithm requires them",
+                choices=("current", *self.copies),
+            )
+        return self.copies[policy]
+
+
+@contextmanager
+def swapped_in(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let the parameters stand for other tensors of the same names, rounded to the parameters' dtypes.
+
+    Storages are exchanged, not copied, so the parameters' own values come back bit for bit. Only for use without
+    gradients: a graph that is still to be differentiated must not be open.
+    """
+    _refuse_gradients("weights are swapped")
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = tensors[name].to(parameter.dtype)
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+
+
+@contextmanager
+def lora_disabled(module: torch.nn.Module) -> Iterator[None]:
+    """Run the base model alone. Only for use without gradients: peft freezes the adapter meanwhile."""
+    _refuse_gradients("a LoRA is disabled")
+    layers = [layer for _, layer in lora_layers(module)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _refuse_gradients(what: str) -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{what} under torch.no_grad() only")

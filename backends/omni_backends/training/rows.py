@@ -1,0 +1,89 @@
+"""What one optimizer step leaves behind per row, and how it becomes scalar metrics."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_portable.contracts.algorithm import LossRows, Rows
+from omni_portable.contracts.errors import NonFiniteError
+
+RATIO = "actor/ratio"
+"""Row metric of which the mean, the standard deviation and the largest deviation from 1 are reported."""
+
+
+class RowLog:
+    """Rows of one mini-batch, kept on the device until the end so that logging costs no synchronisation."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self._weights: list[torch.Tensor] = []
+        self._metrics: dict[str, list[torch.Tensor]] = {}
+        self._sample_ids: list[str] = []
+        self._steps: list[torch.Tensor] = []
+        self._log_probs: list[torch.Tensor] = []
+        self._norms: list[tuple[tuple[str, ...], torch.Tensor]] = []
+
+    def add_rows(self, result: LossRows, rows: Rows) -> None:
+        """Record R rows of one (micro-batch, step)."""
+        if self._metrics and self._metrics.keys() != result.metrics.keys():
+            raise ValueError(f"row metrics changed from {sorted(self._metrics)} to {sorted(result.metrics)}")
+        self._losses.append(result.loss.detach())
+        self._weights.append(rows.weight)
+        self._sample_ids.extend(rows.sample_ids)
+        for name, values in result.metrics.items():
+            self._metrics.setdefault(name, []).append(values.detach())
+
+    def add_log_probs(self, log_probs: torch.Tensor) -> None:
+        """(B,) log-probs of the next stored step of the present micro-batch."""
+        self._steps.append(log_probs)
+
+    def end_micro_batch(self, request_ids: tuple[str, ...], gradient_norm: torch.Tensor) -> None:
+        """Close a micro-batch; `gradient_norm` is that of everything accumulated so far."""
+        self._log_probs.append(torch.stack(self._steps, dim=1))
+        self._steps = []
+        self._norms.append((request_ids, gradient_norm))
+
+    def log_probs(self) -> torch.Tensor:
+        """(N, W) fp32 on the CPU, in sample order."""
+        return torch.cat(self._log_probs).to("cpu")
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteError naming the samples whose loss, or the micro-batch whose gradient, is not finite."""
+        bad = (~torch.isfinite(torch.cat(self._losses))).nonzero().flatten().tolist()
+        if bad:
+            names = list(dict.fromkeys(self._sample_ids[i] for i in bad))
+            raise _non_finite(f"the loss of {len(names)} sample(s) is not finite: {', '.join(names)}")
+        for request_ids, norm in self._norms:
+            if not bool(torch.isfinite(norm)):
+                raise _non_finite(f"the gradient norm is {float(norm)} after the samples {', '.join(request_ids)}")
+
+    def metrics(self) -> dict[str, float]:
+        """Weighted means over all rows, plus 'actor/loss' and the statistics of the ratio.
+
+        The standard deviation is the unbiased one for weights, sqrt(sum w (x - m)^2 / (V1 - V2 / V1)) with V1 = sum w
+        and V2 = sum w^2 (for weights of 0 and 1 the usual n - 1 form); 0 where a single row leaves it undefined.
+        """
+        weights = torch.cat(self._weights).double()
+        columns = {name: torch.cat(parts).double() for name, parts in self._metrics.items()}
+        result = {"actor/loss": _mean(torch.cat(self._losses).double(), weights)}
+        result.update({name: _mean(values, weights) for name, values in columns.items() if name != RATIO})
+        if RATIO in columns:
+            ratio = columns[RATIO]
+            result["actor/ratio_mean"] = mean = _mean(ratio, weights)
+            total = weights.sum()
+            freedom = float(total - weights.square().sum() / total)
+            spread = float((weights * (ratio - mean).square()).sum())
+            result["actor/ratio_std"] = (spread / freedom) ** 0.5 if freedom > 0 else 0.0
+            result["actor/ratio_max_dev"] = float((ratio - 1).abs().max())
+        return result
+
+
+def _mean(values: torch.Tensor, weights: torch.Tensor) -> float:
+    return float((values * weights).sum() / weights.sum())
+
+
+def _non_finite(problem: str) -> NonFiniteError:
+    return NonFiniteError(
+        problem + "; the weights and the optimizer were left as they were",
+        remedy="lower actor.lr or the noise level, look at these samples' rewards and latents, or train in float32",
+    )

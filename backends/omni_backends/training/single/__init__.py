@@ -1,0 +1,12 @@
+"""The single-process train engine: loads without torch; the engine itself is in `engine`."""
+
+from __future__ import annotations
+
+from omni_portable.contracts.registry import PluginSpec
+
+SPEC = PluginSpec(
+    name="single",
+    summary="trains a diffusion transformer (LoRA or all weights) in one process on one device",
+    target="omni_backends.training.single.engine:SingleTrainEngine",
+    capabilities={"kinds": ("diffusion",), "lora": True, "full": True, "ranks": 1},
+)

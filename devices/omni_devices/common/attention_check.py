@@ -1,0 +1,160 @@
+"""Compares an attention kernel with math attention in fp64, forward and backward, on given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from omni_portable.contracts.device import AttentionRequest
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
+"""(query (B,H,T,D), key (B,G,T,D), value (B,G,T,D), mask (B,1,T or 1,T) bool, True where attended, or None, causal)
+-> (B,H,T,D); G divides H. Mask and causal are never given together."""
+
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}
+"""Largest absolute error by dtype, for the inputs drawn here. PLACEHOLDER"""
+
+_UPSTREAM_SCALE = 0.125
+"""Size of the drawn output gradient. The first keys of causal or padded inputs collect gradient from many rows; this
+brings their gradients to the size of the outputs, so that one tolerance serves both."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Largest absolute errors over all shapes, the shape of the worst, and whether a second call gave equal bits."""
+
+    forward: float
+    backward: float | None
+    where: str
+    repeatable: bool
+
+
+@dataclass(frozen=True)
+class _Case:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
+    upstream: Tensor
+
+
+def largest_errors(
+    kernel: Kernel,
+    request: AttentionRequest,
+    shapes: Sequence[tuple[int, int, int, int]],
+    *,
+    device: str,
+    seed: int = 0,
+) -> Errors:
+    """Run `kernel` on inputs drawn on the CPU (standard normal; output gradients an eighth of that) and compare it with the
+    definition of attention.
+
+    Args:
+        shapes: (batch, heads, tokens, head_dim) each; under grouped-query attention key and value get half the heads
+            (one, where `heads` is odd).
+
+    Raises:
+        ValueError: no shapes, or a head_dim other than the request's.
+    """
+    if not shapes:
+        raise ValueError("no shapes to compare attention on")
+    forward, backward, where, repeatable = 0.0, 0.0, str(shapes[0]), True
+    for shape in shapes:
+        if request.head_dim is not None and shape[3] != request.head_dim:
+            raise ValueError(f"shape {shape} has another head_dim than the request ({request.head_dim})")
+        case = _draw(request, shape, device, seed)
+        results = _run(kernel, case, request.backward)
+        if request.deterministic:
+            again = _run(kernel, case, request.backward)
+            repeatable = repeatable and all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+        worst = _compare(results, case)
+        if max(worst) > max(forward, backward) or any(error != error for error in worst):
+            where = f"shape {shape}"
+        forward, backward = _larger(forward, worst[0]), _larger(backward, max(worst[1:], default=0.0))
+    return Errors(forward, backward if request.backward else None, where, repeatable)
+
+
+def _larger(a: float, b: float) -> float:
+    """max() that keeps NaN."""
+    return a if a != a or a > b else b
+
+
+def _draw(request: AttentionRequest, shape: tuple[int, int, int, int], device: str, seed: int) -> _Case:
+    batch, heads, tokens, head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    groups = heads if not request.grouped_query else (heads // 2 if heads % 2 == 0 else 1)
+    dtype = getattr(torch, request.dtype)
+
+    def normal(count: int) -> Tensor:
+        return torch.randn(batch, count, tokens, head_dim, generator=generator).to(device, dtype)
+
+    query, key, value, upstream = normal(heads), normal(groups), normal(groups), normal(heads) * _UPSTREAM_SCALE
+    mask = _mask(request.mask, batch, tokens, generator)
+    causal = request.causal
+    if mask is not None and causal:
+        mask, causal = mask & torch.ones(tokens, tokens, dtype=torch.bool).tril(), False
+    return _Case(query, key, value, None if mask is None else mask.to(device), causal, upstream)
+
+
+def _mask(kind: str, batch: int, tokens: int, generator: torch.Generator) -> Tensor | None:
+    """True where attended. Position 0 is always kept, so that no row is empty, with a causal mask on top or not."""
+    if kind == "none":
+        return None
+    if kind == "padding":
+        lengths = torch.randint(1, tokens + 1, (batch, 1), generator=generator)
+        return (torch.arange(tokens)[None] < lengths)[:, None, None]
+    dense = torch.rand(batch, 1, tokens, tokens, generator=generator) < 0.7
+    dense[..., 0] = True
+    return dense
+
+
+def _run(kernel: Kernel, case: _Case, backward: bool) -> tuple[Tensor, ...]:
+    """Output, and the gradients of query, key and value where asked for."""
+    inputs = [x.detach().clone().requires_grad_(backward) for x in (case.query, case.key, case.value)]
+    with torch.set_grad_enabled(backward):
+        out = kernel(*inputs, case.mask, case.causal)
+    if not backward:
+        return (out,)
+    return (out.detach(), *torch.autograd.grad(out, inputs, case.upstream))
+
+
+def _compare(results: tuple[Tensor, ...], case: _Case) -> list[float]:
+    """Largest absolute error of each result. One (row, group) at a time, so that fp64 scores of long inputs fit."""
+    worst = [0.0] * len(results)
+    for row, group, heads in _groups(case):
+        expected = _reference(case, row, group, heads, backward=len(results) > 1)
+        got = [results[0][row, heads], *(r[row, s] for r, s in zip(results[1:], (heads, group, group), strict=False))]
+        for position, (a, b) in enumerate(zip(got, expected, strict=True)):
+            worst[position] = _larger(worst[position], (a.double().cpu() - b).abs().max().item())
+    return worst
+
+
+def _groups(case: _Case) -> Iterator[tuple[int, int, slice]]:
+    share = case.query.shape[1] // case.key.shape[1]
+    for row in range(case.query.shape[0]):
+        for group in range(case.key.shape[1]):
+            yield row, group, slice(group * share, (group + 1) * share)
+
+
+def _reference(case: _Case, row: int, group: int, heads: slice, backward: bool) -> tuple[Tensor, ...]:
+    """softmax(q k^T / sqrt(D) + mask) v in fp64 on the CPU, for the heads of one key-value group."""
+    query, key, value = (
+        x.detach().double().cpu().requires_grad_(backward)
+        for x in (case.query[row, heads], case.key[row, group], case.value[row, group])
+    )
+    with torch.set_grad_enabled(backward):
+        scores = query @ key.T / query.shape[-1] ** 0.5
+        allowed = None if case.mask is None else case.mask[row, 0].cpu()
+        if case.causal:
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        out = scores.softmax(-1) @ value
+    if not backward:
+        return (out,)
+    upstream = case.upstream[row, heads].double().cpu()
+    return (out.detach(), *torch.autograd.grad(out, (query, key, value), upstream))

@@ -1,0 +1,133 @@
+"""Do the parts of a run fit together? Each plugin's spec declares what it can do; nothing is loaded to find out.
+
+Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
+
+* model: 'kinds', 'artifacts', 'guidance'
+* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds'
+* train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds'
+* scorer: 'artifacts'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from omni_portable.config.convert import Source
+from omni_portable.config.plugins import plugin_spec
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.errors import CapabilityError, ConfigError
+from omni_portable.contracts.registry import PluginSpec
+
+ALGORITHM_KINDS = {"diffusion": "diffusion", "token": "autoregressive"}
+"""Kind of algorithm -> kind of model that it trains."""
+
+
+def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: Source) -> None:
+    """Check algorithm x model x engines.
+
+    Args:
+        algorithm: the algorithm's spec; `options` its options object.
+
+    Raises:
+        CapabilityError: two parts that do not fit; names both keys and what would fit.
+    """
+    model = plugin_spec("model", config.model.family, "model.family")
+    _check_kinds(config, algorithm, model)
+    _check_group_size(config, algorithm)
+    _check_lora(config, algorithm)
+    _check_guidance(config, model)
+    _check_step_kind(config, algorithm, options)
+
+
+def _check_kinds(config: RunConfig, algorithm: PluginSpec, model: PluginSpec) -> None:
+    kind = algorithm.capabilities.get("kind")
+    wanted = ALGORITHM_KINDS.get(str(kind))
+    if wanted is None:
+        return
+    offered = model.capabilities.get("kinds")
+    if offered is not None and wanted not in offered:
+        raise CapabilityError(
+            f"algorithm.name={algorithm.name} trains {wanted} models, but model.family={model.name} is "
+            f"{_listed(offered)}"
+        )
+    for key, role, name in _engines(config):
+        kinds = plugin_spec(role, name, key).capabilities.get("kinds")
+        if kinds is not None and wanted not in kinds:
+            raise CapabilityError(f"{key}={name} runs {_listed(kinds)} models, but the recipe trains a {wanted} model")
+
+
+def _engines(config: RunConfig) -> Iterable[tuple[str, str, str]]:
+    yield "rollout.engine", "rollout_engine", config.rollout.engine
+    yield "actor.engine", "train_engine", config.actor.engine
+
+
+def _check_group_size(config: RunConfig, algorithm: PluginSpec) -> None:
+    least = int(algorithm.capabilities.get("min_group_size", 1))
+    if config.rollout.n < least:
+        raise CapabilityError(
+            f"rollout.n={config.rollout.n}: algorithm '{algorithm.name}' compares the samples of one prompt and needs "
+            f"at least {least} of them",
+            remedy=f"set rollout.n={least} or more",
+        )
+
+
+def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
+    lora = config.model.lora
+    if not lora.rank:
+        if lora.targets or lora.alpha or lora.dropout:
+            raise ConfigError(
+                "model.lora has settings, but model.lora.rank=0 trains all weights", remedy="set model.lora.rank=32"
+            )
+        return
+    for key, role, name in _engines(config):
+        if plugin_spec(role, name, key).capabilities.get("lora") is False:
+            raise CapabilityError(f"model.lora.rank={lora.rank}: {key}={name} trains or serves full weights only")
+    if lora.dropout and algorithm.capabilities.get("needs_log_probs"):
+        raise CapabilityError(
+            f"model.lora.dropout={lora.dropout}: algorithm '{algorithm.name}' takes ratios of two forward passes, "
+            "which dropout makes different",
+            remedy="set model.lora.dropout=0",
+        )
+
+
+def _check_guidance(config: RunConfig, model: PluginSpec) -> None:
+    rollout = config.rollout
+    guided = rollout.guidance_scale != 1.0
+    if guided and model.capabilities.get("guidance") is False:
+        raise CapabilityError(
+            f"rollout.guidance_scale={rollout.guidance_scale:g}: model family '{model.name}' has no classifier-free "
+            "guidance",
+            remedy="set rollout.guidance_scale=1",
+        )
+    if rollout.negative_prompt and not guided:
+        raise ConfigError(
+            "rollout.negative_prompt is set, but rollout.guidance_scale=1 turns guidance off and would ignore it",
+            remedy="raise rollout.guidance_scale or remove rollout.negative_prompt",
+        )
+
+
+def _check_step_kind(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:
+    """The kernel and noise level an algorithm's options name, where it has such options."""
+    kind = getattr(options, "step_kind", None)
+    if kind is not None:
+        parts = [(algorithm, "algorithm.name")]
+        parts.append((plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine"), "rollout.engine"))
+        for part, key in parts:
+            kinds = part.capabilities.get("step_kinds")
+            if kinds is not None and kind not in kinds:
+                raise CapabilityError(
+                    f"algorithm.step_kind={kind} cannot be used with {key}={part.name}", choices=sorted(kinds)
+                )
+    noise = getattr(options, "noise_level", None)
+    if noise is not None and algorithm.capabilities.get("needs_log_probs") and not 0 < noise < math.inf:
+        raise CapabilityError(
+            f"algorithm.noise_level={noise:g}: without noise a step has no log-prob, which algorithm "
+            f"'{algorithm.name}' needs",
+            remedy="set algorithm.noise_level above 0",
+        )
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    return " and ".join(sorted(kinds))

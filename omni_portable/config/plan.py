@@ -1,0 +1,71 @@
+"""The resolved plan of a run in words: what one rollout makes, and how many optimizer steps come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omni_portable.config.batches import Batches, resolve_batches
+from omni_portable.config.plugins import algorithm_options
+from omni_portable.config.schema import RunConfig
+
+
+def stochastic_steps(options: Any, num_steps: int) -> int | None:
+    """How many denoising steps of a sample are trained on, where the algorithm's options tell.
+
+    They tell by `steps(num_steps, seed)`; their number does not depend on the seed."""
+    steps = getattr(options, "steps", None)
+    return len(steps(num_steps, 0)) if callable(steps) else None
+
+
+def plan_text(config: RunConfig) -> str:
+    """Prompts x samples, packs, mini-batches, micro-batches, forwards and optimizer steps, a line each."""
+    batches = resolve_batches(config)
+    trained = stochastic_steps(algorithm_options(config), config.rollout.num_steps)
+    lines = [*_rollout_lines(config, batches), *_actor_lines(config, batches, trained), *_run_lines(config, batches)]
+    return "\n".join(lines)
+
+
+def _rollout_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
+    rollout = config.rollout
+    guided = " (each of twice the batch, for guidance)" if rollout.guidance_scale != 1 else ""
+    return [
+        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} samples "
+        f"of {rollout.height} x {rollout.width} pixels",
+        f"  {batches.packs} packs of up to {batches.pack_size} x {rollout.num_steps} denoising steps = "
+        f"{batches.packs * rollout.num_steps} forwards{guided}",
+    ]
+
+
+def _actor_lines(config: RunConfig, batches: Batches, trained: int | None) -> Sequence[str]:
+    micro = batches.micro_batches * batches.mini_batches * batches.epochs
+    forwards = f"{micro * trained} forward-backward passes" if trained else f"{micro} micro-batches"
+    window = f" x {trained} stochastic steps" if trained else " x the algorithm's stochastic steps"
+    uneven = batches.mini_batch_size % batches.micro_batch_size
+    last = f" (the last has {uneven})" if uneven else ""
+    exact = "micro-batches equal the rollout's packs: on-policy ratios start at exactly 1"
+    inexact = "micro-batches differ from the rollout's packs: on-policy ratios start near 1, the gap is measured"
+    what = f"LoRA of rank {config.model.lora.rank}" if config.model.lora.rank else "all weights of the transformer"
+    passes = "1 pass" if batches.epochs == 1 else f"{batches.epochs} passes"
+    return [
+        f"each update: {passes} over {batches.mini_batches} mini-batches of {batches.mini_batch_size} samples = "
+        f"{batches.optimizer_steps} optimizer steps on {what}",
+        f"  {batches.micro_batches} micro-batches of {batches.micro_batch_size}{last} per mini-batch{window}: "
+        f"{forwards} per rollout",
+        f"  {exact if batches.aligned else inexact}",
+    ]
+
+
+def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
+    steps = config.trainer.total_steps
+    lines = [
+        f"the run: {steps} rollouts, {steps * batches.samples} samples, "
+        f"{steps * batches.optimizer_steps} optimizer steps",
+    ]
+    if config.data.validation:
+        every = config.trainer.validate_interval
+        when = "before and after" if config.trainer.validate_before else "after"
+        lines.append(f"  validation {when} training" + (f" and every {every} steps" if every else ""))
+    else:
+        lines.append("  no validation: data.validation is empty")
+    return lines

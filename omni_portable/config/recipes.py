@@ -1,0 +1,58 @@
+"""Where recipes are: by path, or by name among those of a checkout or of the installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import omni_portable
+from omni_portable.config.convert import suggest
+from omni_portable.contracts.errors import ConfigError
+
+_PACKAGE = Path(omni_portable.__file__).resolve().parent
+
+
+def recipe_root() -> Path:
+    """The folder of packaged recipes: `omni_portable/recipes` once installed, `recipes/` in a checkout."""
+    installed = _PACKAGE / "recipes"
+    return installed if installed.is_dir() else _PACKAGE.parent / "recipes"
+
+
+def list_recipes() -> list[str]:
+    """Names ('family/recipe') of the packaged recipes; files that start with '_' are parts for others to extend."""
+    root = recipe_root()
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix()
+        for path in root.rglob("*.yaml")
+        if not any(part.startswith("_") for part in path.relative_to(root).parts)
+    )
+
+
+def find_recipe(name: str) -> Path:
+    """The recipe's file, from a path, a name ('sd3/flow_grpo_ocr_tiny'), or a name without its family where only one
+    family has it. 'recipes/NAME.yaml' is understood away from a checkout too.
+
+    Raises:
+        ConfigError: there is no such recipe (the message lists those that exist), or the name is ambiguous.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".yaml":
+            raise ConfigError(f"the recipe '{name}' does not end in .yaml", remedy="rename the file")
+        return path.resolve()
+    known = list_recipes()
+    wanted = name.removesuffix(".yaml").removeprefix("./").removeprefix("recipes/")
+    if wanted in known:
+        return recipe_root() / f"{wanted}.yaml"
+    matches = [known_name for known_name in known if known_name.rsplit("/", 1)[-1] == wanted]
+    if len(matches) == 1:
+        return recipe_root() / f"{matches[0]}.yaml"
+    if matches:
+        raise ConfigError(f"several recipes are called '{name}'", remedy="add the family", choices=matches)
+    if path.is_dir():
+        raise ConfigError(f"'{name}' is a folder, not a recipe", choices=known)
+    stems = {known_name.rsplit("/", 1)[-1]: known_name for known_name in known}
+    raise ConfigError(
+        f"no recipe '{name}': there is no such file (from {Path.cwd()}) and no packaged recipe of that name",
+        remedy=suggest(wanted, [*known, *stems]),
+        choices=known,
+    )

@@ -1,0 +1,122 @@
+"""What single values may be: ranges of numbers and sets of names, as tables (the documentation is made from them)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_portable.config.convert import Source, show, suggest
+from omni_portable.contracts.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; `open_low` / `open_high` leave the bound itself out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:g}" if self.low > -math.inf else ""
+        high = f"{'below' if self.open_high else 'at most'} {self.high:g}" if self.high < math.inf else ""
+        return " and ".join(part for part in (low, high) if part)
+
+
+AT_LEAST_0 = Range(low=0)
+AT_LEAST_1 = Range(low=1)
+POSITIVE = Range(low=0, open_low=True)
+FRACTION = Range(low=0, high=1, open_high=True)
+PIXELS = Range(low=8)
+
+RANGES: Mapping[str, Range] = {
+    "device.threads": AT_LEAST_0,
+    "model.lora.rank": AT_LEAST_0,
+    "model.lora.alpha": AT_LEAST_0,
+    "model.lora.dropout": FRACTION,
+    "rollout.n": AT_LEAST_1,
+    "rollout.max_num_seqs": AT_LEAST_1,
+    "rollout.num_steps": AT_LEAST_1,
+    "rollout.height": PIXELS,
+    "rollout.width": PIXELS,
+    "rollout.guidance_scale": AT_LEAST_0,
+    "rollout.prompt_cache_size": AT_LEAST_0,
+    "rollout.sleep_level": Range(low=0, high=2),
+    "actor.lr": AT_LEAST_0,
+    "actor.weight_decay": AT_LEAST_0,
+    "actor.beta1": FRACTION,
+    "actor.beta2": FRACTION,
+    "actor.eps": POSITIVE,
+    "actor.warmup_steps": AT_LEAST_0,
+    "actor.grad_clip": AT_LEAST_0,
+    "actor.mini_batch_size": AT_LEAST_0,
+    "actor.micro_batch_size": AT_LEAST_0,
+    "actor.epochs": AT_LEAST_1,
+    "actor.ema_decay": FRACTION,
+    "reward.retries": AT_LEAST_0,
+    "reward.timeout_s": POSITIVE,
+    "data.train_batch_size": AT_LEAST_1,
+    "data.max_validation_prompts": AT_LEAST_0,
+    "dataplane.max_staleness": AT_LEAST_0,
+    "trainer.total_steps": AT_LEAST_1,
+    "trainer.seed": Range(low=0, high=2**63 - 1),
+    "trainer.save_interval": AT_LEAST_0,
+    "trainer.keep_checkpoints": AT_LEAST_0,
+    "trainer.validate_interval": AT_LEAST_0,
+    "trainer.validation_samples": AT_LEAST_1,
+    "trainer.validation_images": AT_LEAST_0,
+    "consistency.max_logprob_gap": AT_LEAST_0,
+}
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "device.dtype": ("auto", "float32", "bfloat16", "float16"),
+    "reward.on_error": ("fail", "drop_group"),
+    "trainer.mode": ("sync",),
+    "trainer.progress": ("auto", "rich", "plain", "off"),
+    "consistency.measure": ("first_mini_batch", "full", "off"),
+}
+
+ATTENTION_COMPONENTS = ("transformer", "text_encoder", "vae", "language_model")
+"""What `device.attention` may name: `contracts.device.Component`."""
+
+
+def lookup(config: Any, key: str) -> Any:
+    """The value of a dotted key in a configuration object."""
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def check_values(config: Any, source: Source) -> None:
+    """Check every value that a table above restricts; all numbers must be finite.
+
+    Raises:
+        ConfigError: names the key, the value as typed, and what is allowed.
+    """
+    for key, bounds in RANGES.items():
+        value = lookup(config, key)
+        if value is None:
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{source.describe(key, value)}: '{key}' must be finite")
+        if not bounds.holds(value):
+            raise ConfigError(f"{source.describe(key, value)}: '{key}' must be {bounds}, got {show(value)}")
+    for size in config.consistency.batch_shapes:
+        if size < 1:
+            raise ConfigError(f"consistency.batch_shapes holds {size}, but a batch has at least 1 sample")
+    for key, names in CHOICES.items():
+        value = lookup(config, key)
+        if value not in names:
+            raise ConfigError(
+                f"{source.describe(key, value)}: '{show(value)}' is no valid {key}",
+                remedy=suggest(str(value), names),
+                choices=names,
+            )

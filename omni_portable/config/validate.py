@@ -1,0 +1,151 @@
+"""Checks of a typed configuration that need no hardware and no torch: values, plugins, and how they fit together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.config.batches import check_batches
+from omni_portable.config.convert import MISSING, Source, naming, suggest
+from omni_portable.config.pairing import check_pairs
+from omni_portable.config.plugins import algorithm_name, algorithm_options, plugin_options, plugin_spec, scorer_options
+from omni_portable.config.rules import ATTENTION_COMPONENTS, check_values
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.errors import CapabilityError, ConfigError
+
+
+def validate(config: RunConfig, source: Source | None = None) -> None:
+    """Check a whole configuration.
+
+    Raises:
+        ConfigError: the first problem found; CapabilityError where two parts do not fit together.
+    """
+    source = source or Source()
+    check_values(config, source)
+    check_batches(config, source)
+    _check_device(config)
+    _check_sections(config, source)
+    _check_scorers(config, source)
+    algorithm = registry.spec("algorithm", algorithm_name(config))
+    options = algorithm_options(config, source)
+    check_pairs(config, algorithm, options, source)
+    _check_algorithm_options(options, config.rollout.num_steps)
+    _check_trainer(config, source)
+    for path in (config.model.path, config.data.train, config.data.validation):
+        if path.startswith(BUILTIN):
+            packaged(path.removeprefix(BUILTIN))
+
+
+def _check_device(config: RunConfig) -> None:
+    name, _, generation = config.device.name.partition(":")
+    if name != "auto":
+        spec = plugin_spec("device", name, "device.name")
+        known = spec.capabilities.get("generations")
+        if generation and known is not None and generation not in known:
+            raise ConfigError(
+                f"device.name={config.device.name}: device '{name}' has no generation '{generation}'",
+                remedy=suggest(generation, known) or f"write device.name={name}",
+                choices=[f"{name}:{each}" for each in known],
+            )
+    elif generation:
+        raise ConfigError(f"device.name={config.device.name}: 'auto' takes no generation", remedy="name the device")
+    for component in config.device.attention:
+        if component not in ATTENTION_COMPONENTS:
+            raise ConfigError(
+                f"device.attention names the unknown component '{component}'",
+                remedy=suggest(component, ATTENTION_COMPONENTS),
+                choices=ATTENTION_COMPONENTS,
+            )
+
+
+def _check_sections(config: RunConfig, source: Source) -> None:
+    """Every section that names a plugin: the plugin exists, and its options have its keys and types."""
+    sections: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (
+        ("model", "model.family", config.model.family, config.model.options),
+        ("rollout_engine", "rollout.engine", config.rollout.engine, config.rollout.options),
+        ("train_engine", "actor.engine", config.actor.engine, config.actor.options),
+        ("data_plane", "dataplane.name", config.dataplane.name, config.dataplane.options),
+        ("launcher", "launcher.name", config.launcher.name, config.launcher.options),
+    )
+    for kind, key, name, options in sections:
+        plugin_spec(kind, name, key)
+        plugin_options(kind, name, options, key=f"{key.rpartition('.')[0]}.options", source=source)
+    for name in config.trainer.loggers:
+        plugin_spec("logger", name, "trainer.loggers")
+
+
+def _check_scorers(config: RunConfig, source: Source) -> None:
+    scorers = config.reward.scorers
+    if not scorers:
+        raise ConfigError(
+            "reward.scorers is empty: there is nothing to optimise",
+            remedy="name at least one, e.g. reward.scorers.main={kind: KIND}",
+            choices=registry.names("reward"),
+        )
+    weights = [_check_scorer(config, name, section, source) for name, section in scorers.items()]
+    if not any(weights):
+        raise ConfigError("all weights under reward.scorers are 0: there is nothing to optimise")
+
+
+def _check_scorer(config: RunConfig, name: str, section: Any, source: Source) -> float:
+    """Check one scorer and return its weight."""
+    key = f"reward.scorers.{name}"
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"{source.describe(key, section)}: a scorer is a section", remedy=f"write {key}={{kind: KIND}}"
+        )
+    kind = section.get("kind", MISSING)
+    if kind == MISSING:
+        raise ConfigError(f"'{key}.kind' has no value", remedy="name a scorer", choices=registry.names("reward"))
+    spec = plugin_spec("reward", kind, f"{key}.kind")
+    weight = section.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise ConfigError(f"{source.describe(f'{key}.weight', weight)}: '{key}.weight' must be a finite number")
+    _check_artifacts(config, key, spec.capabilities.get("artifacts"), scorer_options(config, name, source))
+    return float(weight)
+
+
+def _check_artifacts(config: RunConfig, key: str, wanted: Mapping[str, str] | None, options: Any) -> None:
+    """What a scorer asks for must be something the model makes, of the modality the scorer reads."""
+    produced = plugin_spec("model", config.model.family, "model.family").capabilities.get("artifacts")
+    if wanted is None or produced is None:
+        return
+    for name, modality in wanted.items():
+        artifact = getattr(options, name, name)  # an option may say which artifact to read
+        if produced.get(artifact) != modality:
+            raise CapabilityError(
+                f"{key} needs the {modality} artifact '{artifact}', which model family '{config.model.family}' does "
+                "not produce",
+                choices=[f"{made} ({kind})" for made, kind in sorted(produced.items())],
+            )
+
+
+def _check_algorithm_options(options: Any, num_steps: int) -> None:
+    """Options that depend on the number of denoising steps (windows, step lists) check themselves.
+
+    An options dataclass may have `steps(num_steps, seed)`, the stochastic steps of one rollout, and
+    `check(num_steps)`; both raise where they do not fit.
+    """
+    with naming(f"'algorithm' does not fit rollout.num_steps={num_steps}"):
+        for method, arguments in (("steps", (num_steps, 0)), ("check", (num_steps,))):
+            if hasattr(options, method):
+                getattr(options, method)(*arguments)
+
+
+def _check_trainer(config: RunConfig, source: Source) -> None:
+    trainer, staleness = config.trainer, config.dataplane.max_staleness
+    if trainer.mode == "sync" and staleness:
+        raise ConfigError(
+            f"{source.describe('dataplane.max_staleness', staleness)}: trainer.mode=sync trains on fresh samples only",
+            remedy="set dataplane.max_staleness=0",
+        )
+    if trainer.resume not in ("never", "auto") and not Path(trainer.resume).expanduser().is_dir():
+        raise ConfigError(
+            f"{source.describe('trainer.resume', trainer.resume)}: '{trainer.resume}' is no checkpoint folder",
+            remedy=suggest(trainer.resume, ("never", "auto")),
+            choices=("never", "auto", "the path of a checkpoint folder"),
+        )

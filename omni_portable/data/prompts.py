@@ -1,0 +1,147 @@
+"""Prompts with checked rows and stable ids. A row that breaks the schema is an error that names file, row and field."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.contracts.errors import DataError
+from omni_portable.data.readers import read_rows
+from omni_portable.data.sampler import PromptSampler
+from omni_portable.data.verl import from_verl, is_chat
+
+__all__ = ["PromptRow", "PromptSampler", "load_prompts", "prompt_file", "refuse_overlap"]
+
+Split = Literal["train", "validation"]
+ID_KEY = "id"
+TEXT_FIELD = "ground_truth"
+"""The wanted text of a text-rendering prompt; always a string."""
+QUOTED = re.compile(r'"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt.
+
+    Args:
+        prompt_id: the row's `id` where it has one, else a hash of the prompt (with a count where it occurs again).
+        prompt: text without surrounding white space.
+        metadata: the row's other fields.
+    """
+
+    prompt_id: str
+    prompt: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_prompts(
+    source: str, *, split: Split, prompt_key: str = "prompt", required_fields: Sequence[str] = ()
+) -> list[PromptRow]:
+    """All rows of a prompt source, in the order of the file.
+
+    Rows in verl's form (the prompt is a list of chat messages) go through :func:`omni_portable.data.verl.from_verl`.
+    In a .txt file the field 'ground_truth', where it is required, is what stands between double quotes in the prompt.
+
+    Args:
+        source: a .txt, .jsonl or .parquet file, or 'builtin:NAME'.
+        split: which file of a packaged set; a path is taken as it is.
+        prompt_key: field that holds the prompt.
+        required_fields: fields every row must have and fill.
+
+    Raises:
+        DataError: no such file, no rows, or a row that breaks the schema; names file, row number and field.
+        ConfigError: an unknown packaged set.
+    """
+    path = prompt_file(source, split)
+    rows: list[PromptRow] = []
+    seen: dict[str, int] = {}
+    for number, row in read_rows(path, prompt_key):
+        where = f"{path} row {number}"
+        if is_chat(row.get(prompt_key)):
+            row = from_verl(row, prompt_key, where)
+        if path.suffix == ".txt" and TEXT_FIELD in required_fields:
+            row[TEXT_FIELD] = _quoted_text(row[prompt_key], where)
+        prompt = _check(row, prompt_key, where, expected=str).strip()
+        for name in required_fields:
+            _check(row, name, where, expected=str if name == TEXT_FIELD else None)
+        metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY)}
+        rows.append(PromptRow(_prompt_id(row.get(ID_KEY), prompt, seen, where), prompt, metadata))
+    if not rows:
+        raise DataError(f"the prompt file {path} holds no rows", remedy="add prompts, one per line or row")
+    return rows
+
+
+def refuse_overlap(train: Sequence[PromptRow], validation: Sequence[PromptRow]) -> None:
+    """Held-out prompts must not be trained on; white space and case make no difference.
+
+    Raises:
+        DataError: names up to three prompts that are in both.
+    """
+    trained = {_folded(row.prompt) for row in train}
+    both = [row.prompt for row in validation if _folded(row.prompt) in trained]
+    if both:
+        raise DataError(
+            f"{len(both)} validation prompts are also training prompts, for example {both[:3]}",
+            remedy="remove them from one of data.train and data.validation",
+        )
+
+
+def prompt_file(source: str, split: Split) -> Path:
+    """The file that a source names.
+
+    Raises:
+        DataError: a packaged folder that is no prompt set.
+        ConfigError: nothing of that name is packaged.
+    """
+    if not source.startswith(BUILTIN):
+        return Path(source).expanduser()
+    path = packaged(source.removeprefix(BUILTIN)) / f"{split}.jsonl"
+    if not path.is_file():
+        raise DataError(f"'{source}' is packaged with omni-portable, but it is no prompt set with a {split} split")
+    return path
+
+
+def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None) -> Any:
+    if name not in row:
+        raise DataError(f"{where}: field '{name}' is missing", choices=sorted(str(key) for key in row))
+    value = row[name]
+    if value is None or value in ("", [], {}) or (isinstance(value, str) and not value.strip()):
+        raise DataError(f"{where}: field '{name}' is empty", remedy="fill it, or remove the row")
+    if expected is not None and not isinstance(value, expected):
+        raise DataError(
+            f"{where}: field '{name}' holds {value!r}, which is {type(value).__name__}, not {expected.__name__}",
+            remedy="write it as a string" if expected is str else "",
+        )
+    return value
+
+
+def _quoted_text(prompt: str, where: str) -> str:
+    found = QUOTED.findall(prompt)
+    if prompt.strip() and not found:
+        raise DataError(
+            f"{where}: field '{TEXT_FIELD}' is missing: the prompt {prompt!r} has no text between double quotes",
+            remedy='quote the text to be shown, as in: a sign "OPEN"',
+        )
+    return " ".join(found)
+
+
+def _prompt_id(given: object, prompt: str, seen: dict[str, int], where: str) -> str:
+    if given is None:
+        name = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
+        seen[name] = seen.get(name, 0) + 1
+        return name if seen[name] == 1 else f"{name}-{seen[name]}"
+    if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
+        raise DataError(f"{where}: field '{ID_KEY}' holds {given!r}, which is no string or whole number")
+    if str(given) in seen:
+        raise DataError(f"{where}: field '{ID_KEY}' is {given!r}, as in an earlier row", remedy="make ids unique")
+    seen[str(given)] = 1
+    return str(given)
+
+
+def _folded(prompt: str) -> str:
+    return " ".join(prompt.split()).casefold()

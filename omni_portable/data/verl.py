@@ -1,0 +1,67 @@
+"""Rows as verl and VeRL-Omni write them: prompts as chat messages, the ground truth inside `reward_model`.
+
+| their column | ours |
+|---|---|
+| prompt: [{role: user, content: TEXT}] | prompt |
+| ... {role: system, content: TEXT} | metadata 'system_prompt' |
+| negative_prompt: [{role: user, content: TEXT}] | metadata 'negative_prompt' |
+| reward_model: {style, ground_truth} | metadata 'ground_truth' |
+| data_source, ability, extra_info | metadata of the same name |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_portable.contracts.errors import DataError
+
+MEDIA_COLUMNS = ("images", "videos", "audios")
+
+
+def is_chat(value: object) -> bool:
+    """Whether a prompt is a list of messages with a role."""
+    return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
+
+
+def from_verl(row: Mapping[str, Any], prompt_key: str, where: str) -> dict[str, Any]:
+    """A flat row from one of verl's; the mapping is the table above, other columns are kept as they are.
+
+    Args:
+        where: file and row, for messages.
+
+    Raises:
+        DataError: not exactly one user message, an assistant message, a message that is no text, or input media.
+    """
+    for column in MEDIA_COLUMNS:
+        if row.get(column):
+            raise DataError(f"{where}: the column '{column}' holds input media, which prompts cannot carry")
+    flat = {key: value for key, value in row.items() if key not in (*MEDIA_COLUMNS, "reward_model")}
+    messages = _messages(row[prompt_key], where, prompt_key)
+    flat[prompt_key] = messages["user"]
+    if "system" in messages:
+        flat["system_prompt"] = messages["system"]
+    if is_chat(row.get("negative_prompt")):
+        flat["negative_prompt"] = _messages(row["negative_prompt"], where, "negative_prompt")["user"]
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    if truth is not None:
+        flat["ground_truth"] = truth
+    return flat
+
+
+def _messages(messages: list[Mapping[str, Any]], where: str, field: str) -> dict[str, str]:
+    """Role -> text, with exactly one user message and at most one system message."""
+    texts: dict[str, str] = {}
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if role not in ("system", "user") or role in texts:
+            raise DataError(
+                f"{where}: field '{field}' holds {'a second' if role in texts else 'a'} message of role '{role}'",
+                remedy="give one user message, and at most one system message before it",
+            )
+        if not isinstance(content, str):
+            raise DataError(f"{where}: field '{field}' holds a {role} message whose content is no text")
+        texts[role] = content
+    if "user" not in texts:
+        raise DataError(f"{where}: field '{field}' holds no user message")
+    return texts

@@ -1,0 +1,130 @@
+"""Attention kernels of SD3's parts, applied and read back.
+
+diffusers' joint attention processor calls torch's scaled dot product attention directly, so `set_attention_backend` has
+no effect on it, without a word. :class:`JointAttention` does the same arithmetic through diffusers' dispatcher instead,
+and every setter here checks that the choice has arrived.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
+
+from omni_portable.contracts.device import AttentionChoice
+from omni_portable.contracts.errors import AttentionUnavailable
+from omni_portable.models.loading import quiet_libraries
+
+DEFAULT = "native"
+"""Without a choice: torch's scaled dot product attention, as the stock pipeline uses."""
+
+_VAE_PROCESSORS: dict[str, type] = {"native": AttnProcessor2_0, "_native_math": AttnProcessor}
+
+
+class JointAttention:
+    """Attention of image and text tokens together (SD3), or of image tokens alone (SD3.5's second attention).
+
+    Per stream: project, optional RMS norm per head; concatenate [image, text]; attend without a mask; split; project.
+    """
+
+    _attention_backend: AttentionBackendName | None = None
+    _parallel_config: Any = None
+
+    def __call__(
+        self,
+        attn: Attention,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Image tokens (B, N, C) and text tokens (B, M, C) -> the same shapes; image tokens alone without text."""
+        if attention_mask is not None:
+            raise ValueError("SD3's joint attention takes no mask")
+        query, key, value = _heads(attn, hidden_states, "to_q", "to_k", "to_v", "norm_q", "norm_k")
+        if encoder_hidden_states is not None:
+            text = _heads(
+                attn, encoder_hidden_states, "add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"
+            )
+            query, key, value = (torch.cat(pair, dim=1) for pair in zip((query, key, value), text, strict=True))
+        mixed = dispatch_attention_fn(
+            query, key, value, backend=self._attention_backend, parallel_config=self._parallel_config
+        )
+        mixed = mixed.flatten(2, 3).to(query.dtype)
+        image, rest = mixed[:, : hidden_states.shape[1]], mixed[:, hidden_states.shape[1] :]
+        image = attn.to_out[1](attn.to_out[0](image))
+        if encoder_hidden_states is None:
+            return image
+        return image, rest if attn.context_pre_only else attn.to_add_out(rest)
+
+
+def _heads(
+    attn: Attention, tokens: torch.Tensor, q: str, k: str, v: str, norm_q: str, norm_k: str
+) -> list[torch.Tensor]:
+    """Query, key and value (B, tokens, heads, head_dim) by the named projections and norms of `attn`."""
+    parts = []
+    for projection, norm in ((q, norm_q), (k, norm_k), (v, None)):
+        part = getattr(attn, projection)(tokens).unflatten(-1, (attn.heads, -1))
+        normalise = getattr(attn, norm) if norm else None
+        parts.append(part if normalise is None else normalise(part))
+    return parts
+
+
+def apply_to_transformer(transformer: Any, choice: AttentionChoice | None) -> str:
+    """Make every attention layer of the transformer use the chosen diffusers backend; returns its name.
+
+    Raises:
+        AttentionUnavailable: not a diffusers backend, its package is missing, or a layer did not take it.
+    """
+    backend = _diffusers_name(choice, "transformer")
+    transformer.set_attn_processor(JointAttention())
+    try:
+        with quiet_libraries():
+            transformer.set_attention_backend(backend)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise AttentionUnavailable(
+            f"diffusers cannot use the attention backend '{backend}' for the transformer: {error}"
+        ) from error
+    for name, processor in transformer.attn_processors.items():
+        if getattr(processor, "_attention_backend", None) != backend:
+            raise AttentionUnavailable(f"the attention layer '{name}' did not take the backend '{backend}'")
+    return backend
+
+
+def apply_to_vae(vae: Any, choice: AttentionChoice | None) -> str:
+    """Set the kernel of the VAE's attention, if it has any; returns its name.
+
+    Raises:
+        AttentionUnavailable: a backend that diffusers' VAE layers do not offer.
+    """
+    backend = _diffusers_name(choice, "vae")
+    if backend not in _VAE_PROCESSORS:
+        raise AttentionUnavailable(
+            f"diffusers' AutoencoderKL cannot use the attention backend '{backend}'",
+            remedy="choose another family for device.attention.vae",
+            choices=("sdpa", "math"),
+        )
+    vae.set_attn_processor(_VAE_PROCESSORS[backend]())
+    return backend
+
+
+def text_encoder_attention(choice: AttentionChoice | None) -> str:
+    """The attn_implementation of the CLIP encoders."""
+    if choice is None:
+        return "sdpa"
+    if choice.actor_library != "transformers":
+        raise AttentionUnavailable(
+            f"the text encoders are transformers models, the chosen '{choice.actor}' is a {choice.actor_library} name"
+        )
+    return choice.actor
+
+
+def _diffusers_name(choice: AttentionChoice | None, component: str) -> str:
+    if choice is None:
+        return DEFAULT
+    if choice.actor_library != "diffusers":
+        raise AttentionUnavailable(
+            f"the {component} is a diffusers model, the chosen '{choice.actor}' is a {choice.actor_library} name"
+        )
+    return choice.actor

@@ -1,0 +1,149 @@
+"""What a Stable Diffusion 3 folder's config files say, read and cross-checked before any weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_portable.contracts.device import AttentionRequest
+from omni_portable.contracts.errors import ConfigError, ModelError
+from omni_portable.models.loading import check_component_class, read_json, read_model_index
+
+PIPELINE = "StableDiffusion3Pipeline"
+CLIPS = ("text_encoder", "text_encoder_2")
+T5 = "text_encoder_3"
+ENCODER_CLASSES = {
+    "text_encoder": "CLIPTextModelWithProjection",
+    "text_encoder_2": "CLIPTextModelWithProjection",
+    "text_encoder_3": "T5EncoderModel",
+}
+
+
+@dataclass(frozen=True)
+class SD3Folder:
+    """Config files of one folder.
+
+    Args:
+        path: the folder.
+        transformer / vae / scheduler: their config files.
+        encoders: config of each text encoder that is present, by subfolder name.
+    """
+
+    path: Path
+    transformer: Mapping[str, Any]
+    vae: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+    encoders: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def vae_scale(self) -> int:
+        """Pixels per latent along each side."""
+        return int(2 ** (len(self.vae["block_out_channels"]) - 1))
+
+    @property
+    def patch_size(self) -> int:
+        """Latents per transformer token along each side."""
+        return int(self.transformer["patch_size"])
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(channels, height, width) of the latents of an image of height x width pixels.
+
+        Raises:
+            ConfigError: a side that is not a multiple of the patch, or larger than the positional embedding.
+        """
+        unit = self.vae_scale * self.patch_size
+        largest = unit * int(self.transformer["pos_embed_max_size"])
+        for key, pixels in (("height", height), ("width", width)):
+            if pixels < unit or pixels % unit or pixels > largest:
+                raise ConfigError(
+                    f"rollout.{key} is {pixels}; {self.path} draws multiples of {unit} pixels up to {largest}",
+                    remedy=f"set rollout.{key} to {min(max(pixels - pixels % unit, unit), largest)}",
+                )
+        return int(self.transformer["in_channels"]), height // self.vae_scale, width // self.vae_scale
+
+    def tokens(self, height: int, width: int) -> int:
+        """Image tokens of the transformer for an image of height x width pixels."""
+        _, rows, columns = self.latent_shape(height, width)
+        return (rows // self.patch_size) * (columns // self.patch_size)
+
+    def attention_requests(self, dtype: str, training: bool) -> list[AttentionRequest]:
+        """One request per kind of attention; a component comes twice where two of its models differ in head_dim.
+
+        T5 makes no request: transformers implements its biased attention in one way only ('eager'), so there is nothing
+        to choose. CLIP is causal, the transformer attends everywhere, the VAE's decoder has one head of full width.
+        """
+        head_dim = int(self.transformer["attention_head_dim"])
+        requests = [AttentionRequest("transformer", dtype, head_dim, backward=training)]
+        for name in CLIPS:
+            config = self.encoders[name]
+            head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
+            requests.append(AttentionRequest("text_encoder", dtype, head_dim, causal=True))
+        if self.vae.get("mid_block_add_attention", True):
+            requests.append(AttentionRequest("vae", dtype, int(self.vae["block_out_channels"][-1])))
+        return list(dict.fromkeys(requests))
+
+
+def read_folder(path: Path) -> SD3Folder:
+    """Read and cross-check the config files of a diffusers SD3 folder.
+
+    Raises:
+        ModelError: no such folder, not an SD3 pipeline, a missing file or key, parts that do not fit together, or a
+            CLIP that is absent (the stock pipeline defines no prompt encoding without both; T5 may be absent).
+    """
+    index = read_model_index(path, PIPELINE)
+    check_component_class(path, index, "transformer", "SD3Transformer2DModel")
+    check_component_class(path, index, "vae", "AutoencoderKL")
+    present = [name for name in ENCODER_CLASSES if (index.get(name) or [None, None])[1] is not None]
+    absent = [name for name in CLIPS if name not in present]
+    if absent:
+        raise ModelError(
+            f"{path / 'model_index.json'} has no {' and no '.join(absent)}: SD3 needs both CLIP encoders",
+            remedy="only text_encoder_3 (T5) may be left out",
+        )
+    for name in present:
+        check_component_class(path, index, name, ENCODER_CLASSES[name])
+    folder = SD3Folder(
+        path=path,
+        transformer=read_json(path / "transformer" / "config.json"),
+        vae=read_json(path / "vae" / "config.json"),
+        scheduler=read_json(path / "scheduler" / "scheduler_config.json"),
+        encoders={name: read_json(path / name / "config.json") for name in present},
+    )
+    try:
+        _cross_check(folder)
+    except KeyError as error:
+        raise ModelError(f"a config file in {path} lacks the key {error}") from error
+    return folder
+
+
+def _cross_check(folder: SD3Folder) -> None:
+    transformer, joint = folder.transformer, int(folder.transformer["joint_attention_dim"])
+    widths = {name: int(folder.encoders[name]["hidden_size"]) for name in CLIPS}
+    pooled = sum(int(folder.encoders[name]["projection_dim"]) for name in CLIPS)
+    facts = [
+        (transformer["in_channels"], folder.vae["latent_channels"], "transformer in_channels", "VAE latent_channels"),
+        (
+            transformer["in_channels"],
+            transformer.get("out_channels") or transformer["in_channels"],
+            "transformer in_channels",
+            "transformer out_channels",
+        ),
+        (
+            transformer["pooled_projection_dim"],
+            pooled,
+            "transformer pooled_projection_dim",
+            "both CLIPs' projection_dim",
+        ),
+    ]
+    if T5 in folder.encoders:
+        facts.append((joint, folder.encoders[T5]["d_model"], "transformer joint_attention_dim", "T5 d_model"))
+    for left, right, left_name, right_name in facts:
+        if left != right:
+            raise ModelError(f"{folder.path} does not fit together: {left_name} is {left}, {right_name} is {right}")
+    if sum(widths.values()) > joint:
+        raise ModelError(
+            f"{folder.path} does not fit together: both CLIPs' hidden_size is {sum(widths.values())}, more than the "
+            f"transformer's joint_attention_dim {joint}"
+        )

@@ -1,0 +1,140 @@
+"""Several weighted scorers as one reward, with retries, deadlines and a declared answer to failures."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_portable.config.plugins import plugin_options
+from omni_portable.config.schema import RewardConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.reward import RewardSample, Scorer, ScorerRequirements
+from omni_portable.reward.deadline import GuardedScorer
+from omni_portable.reward.policy import FAILURE_POLICIES, FailurePolicy, ScorerResult, run_scorer
+from omni_portable.reward.requirements import check_samples, merge_requirements
+
+
+@dataclass
+class ComposedReward:
+    """Rewards of N samples.
+
+    Args:
+        total: weighted sums, finite for every sample that is not in `failed`, NaN for those that are.
+        components: '<scorer>/score' and '<scorer>/<component>' -> N floats (NaN where that scorer failed).
+        details: one mapping per sample, scorer -> what it reports.
+        failed: sample ids without a reward, in sample order; only with `on_error: drop_group`.
+        seconds: scorer -> wall time.
+        errors: failed sample id -> what went wrong.
+    """
+
+    total: list[float]
+    components: dict[str, list[float]]
+    details: list[dict[str, Any]]
+    failed: list[str]
+    seconds: dict[str, float]
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WeightedScorer:
+    """A scorer under the name it has in the recipe."""
+
+    name: str
+    weight: float
+    scorer: GuardedScorer
+
+
+class RewardComposer:
+    """The reward of a run: total = sum of weight x score.
+
+    Args:
+        scorers: at least one.
+        policy: retries, deadline, and what a failure does.
+    """
+
+    def __init__(self, scorers: Sequence[WeightedScorer], policy: FailurePolicy) -> None:
+        if not scorers:
+            raise ConfigError(
+                "reward.scorers is empty: nothing would be optimised",
+                remedy="add one, e.g. reward.scorers.ocr={kind: ocr, weight: 1.0}",
+                choices=registry.names("reward"),
+            )
+        self._scorers, self._policy = tuple(scorers), policy
+        self._requires = merge_requirements(entry.scorer.requires for entry in scorers)
+
+    @classmethod
+    def from_config(cls, reward: RewardConfig) -> RewardComposer:
+        """Load and construct every scorer of the recipe.
+
+        Raises:
+            ConfigError: an unknown kind, option, policy or a weight that is no finite number.
+            RewardError: a scorer cannot be set up (e.g. a model file is missing).
+        """
+        if reward.on_error not in FAILURE_POLICIES:
+            raise ConfigError(f"reward.on_error={reward.on_error} is no failure policy", choices=FAILURE_POLICIES)
+        if not reward.timeout_s > 0 or reward.retries < 0:
+            raise ConfigError(
+                f"reward.timeout_s={reward.timeout_s} must be above 0, and reward.retries={reward.retries} at least 0"
+            )
+        policy = FailurePolicy(reward.on_error, reward.retries, reward.timeout_s)
+        return cls([_weighted_scorer(name, section) for name, section in reward.scorers.items()], policy)
+
+    def requirements(self) -> ScorerRequirements:
+        """Artifacts and fields that every sample must have, over all scorers."""
+        return self._requires
+
+    def score(self, samples: Sequence[RewardSample]) -> ComposedReward:
+        """Score N samples, one scorer after the other.
+
+        Raises:
+            ArtifactError, DataError: a sample lacks what a scorer declared.
+            RewardError: a scorer failed and the policy is 'fail', failed for every group, or broke its contract.
+            NonFiniteError: a score is NaN or infinite and the policy is 'fail'.
+        """
+        self._check(samples)
+        return self._combine(samples, [self._run(entry, samples) for entry in self._scorers])
+
+    async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward:
+        """Like :meth:`score` without blocking the event loop; the scorers run side by side."""
+        self._check(samples)
+        runs = [asyncio.to_thread(self._run, entry, samples) for entry in self._scorers]
+        return self._combine(samples, await asyncio.gather(*runs))
+
+    def _check(self, samples: Sequence[RewardSample]) -> None:
+        for entry in self._scorers:
+            check_samples(samples, entry.scorer.requires, f"the scorer '{entry.name}'")
+
+    def _run(self, entry: WeightedScorer, samples: Sequence[RewardSample]) -> ScorerResult:
+        return run_scorer(entry.name, entry.scorer, samples, self._policy)
+
+    def _combine(self, samples: Sequence[RewardSample], results: Sequence[ScorerResult]) -> ComposedReward:
+        entries = list(zip(self._scorers, results, strict=True))
+        errors = {sample_id: text for result in results for sample_id, text in result.errors.items()}
+        return ComposedReward(
+            total=[math.fsum(e.weight * result.scores[i] for e, result in entries) for i in range(len(samples))],
+            components={f"{e.name}/{key}": values for e, result in entries for key, values in result.columns.items()},
+            details=[{e.name: result.details[i] for e, result in entries} for i in range(len(samples))],
+            failed=[sample.sample_id for sample in samples if sample.sample_id in errors],
+            seconds={e.name: result.seconds for e, result in entries},
+            errors=errors,
+        )
+
+
+def _weighted_scorer(name: str, section: Mapping[str, Any]) -> WeightedScorer:
+    """A scorer from its section {kind, weight (1 if left out), ...options of the kind}."""
+    key = f"reward.scorers.{name}"
+    if not isinstance(section, Mapping) or "kind" not in section:
+        raise ConfigError(
+            f"'{key}' names no kind of scorer", remedy=f"set {key}.kind", choices=registry.names("reward")
+        )
+    weight = section.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"{key}.weight={weight} is no finite number")
+    options = plugin_options("reward", section["kind"], section, key=key)
+    make: functools.partial[Scorer] = functools.partial(registry.load("reward", section["kind"]), options)
+    return WeightedScorer(name, float(weight), GuardedScorer(make))

@@ -1,0 +1,150 @@
+"""The replay buffer: whole groups, in a defined order, never staler than allowed, each exactly once.
+
+Staleness of a group is the difference between the policy version that trains on it and the oldest version that made one
+of its samples. Groups come out ordered by (policy version, submission): oldest policy first, and within one policy in
+the order in which they were submitted, however late their rewards arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from omni_portable.contracts.dataplane import DataPlane, GroupTag, ScoredGroup
+from omni_portable.contracts.errors import ConfigError, DataError
+
+
+def order(tag: GroupTag) -> tuple[int, int, str]:
+    """Sort key of groups; the id settles ties so that the order never depends on arrival."""
+    return (tag.policy_version, tag.submission, tag.group_id)
+
+
+@dataclass
+class ReplayStatistics:
+    """Counters since they were last taken; staleness values are per group."""
+
+    added_groups: int = 0
+    sampled_groups: int = 0
+    evicted_groups: int = 0
+    evicted_trajectories: int = 0
+    sampled_staleness: list[int] = field(default_factory=list)
+    evicted_staleness: list[int] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        """``replay/...`` metrics; means and maxima are absent where there was nothing to average."""
+        figures = {
+            "replay/added_groups": float(self.added_groups),
+            "replay/sampled_groups": float(self.sampled_groups),
+            "replay/evicted_groups": float(self.evicted_groups),
+            "replay/evicted_trajectories": float(self.evicted_trajectories),
+        }
+        for name, values in (("staleness", self.sampled_staleness), ("evicted_staleness", self.evicted_staleness)):
+            if values:
+                figures[f"replay/{name}/mean"] = sum(values) / len(values)
+                figures[f"replay/{name}/max"] = float(max(values))
+        return figures
+
+
+class ReplayBuffer:
+    """Order, staleness and eviction over a data plane that only stores.
+
+    Args:
+        plane: where groups wait; groups it holds already count as added.
+        max_staleness: largest difference of policy versions a group may have when it is trained on; 0 is on-policy.
+    """
+
+    def __init__(self, plane: DataPlane, max_staleness: int) -> None:
+        if max_staleness < 0:
+            raise ConfigError(f"dataplane.max_staleness is {max_staleness}", remedy="set it to 0 (on-policy) or more")
+        self._plane = plane
+        self._max_staleness = max_staleness
+        self._seen = {tag.group_id for tag in plane.tags()}
+        self._statistics = ReplayStatistics()
+        self._lock = threading.Lock()
+
+    def add(self, group: ScoredGroup) -> None:
+        """Store a complete group.
+
+        Raises:
+            DataError: the group is empty or ragged, or its id was added before (sampled and evicted groups count).
+        """
+        _check_group(group)
+        with self._lock:
+            if group.group_id in self._seen:
+                raise DataError(
+                    f"the group '{group.group_id}' was added to the replay buffer before",
+                    remedy="give every rollout of a prompt a group id of its own",
+                )
+            self._plane.put(group)
+            self._seen.add(group.group_id)
+            self._statistics.added_groups += 1
+
+    def available(self, policy_version: int) -> int:
+        """Groups that a consumer at `policy_version` may sample now."""
+        with self._lock:
+            return sum(self._staleness(tag, policy_version) <= self._max_staleness for tag in self._plane.tags())
+
+    def sample(self, count: int, policy_version: int) -> list[ScoredGroup]:
+        """Evict what is too stale for `policy_version`, then remove and return the first `count` groups in order.
+
+        Raises:
+            DataError: fewer than `count` groups are left (nothing is removed beyond the stale ones), or a group was
+                made by a newer policy than the consumer's.
+        """
+        if count < 1:
+            raise DataError(f"the replay buffer was asked for {count} groups", remedy="ask for 1 or more")
+        with self._lock:
+            fresh = self._evict(policy_version)
+            if len(fresh) < count:
+                raise DataError(
+                    f"the replay buffer was asked for {count} groups but holds {len(fresh)} that policy version"
+                    f" {policy_version} may train on (max_staleness {self._max_staleness})",
+                    remedy="wait for more rollouts, or raise dataplane.max_staleness",
+                )
+            chosen = fresh[:count]
+            groups = self._plane.take([tag.group_id for tag in chosen])
+            self._statistics.sampled_groups += count
+            self._statistics.sampled_staleness += [self._staleness(tag, policy_version) for tag in chosen]
+            return groups
+
+    def statistics(self) -> dict[str, float]:
+        """Metrics since the last call; counters then start again at zero."""
+        with self._lock:
+            taken, self._statistics = self._statistics, ReplayStatistics()
+        return taken.metrics()
+
+    def __len__(self) -> int:
+        return len(self._plane.tags())
+
+    def _evict(self, policy_version: int) -> list[GroupTag]:
+        tags = sorted(self._plane.tags(), key=order)
+        ages = {tag.group_id: self._staleness(tag, policy_version) for tag in tags}
+        stale = [tag for tag in tags if ages[tag.group_id] > self._max_staleness]
+        if stale:
+            self._plane.drop([tag.group_id for tag in stale])
+        self._statistics.evicted_groups += len(stale)
+        self._statistics.evicted_trajectories += sum(tag.size for tag in stale)
+        self._statistics.evicted_staleness += [ages[tag.group_id] for tag in stale]
+        return [tag for tag in tags if ages[tag.group_id] <= self._max_staleness]
+
+    def _staleness(self, tag: GroupTag, policy_version: int) -> int:
+        age = policy_version - tag.policy_version
+        if age < 0:
+            raise DataError(
+                f"the group '{tag.group_id}' was made by policy version {tag.policy_version}, newer than the"
+                f" {policy_version} that asks for it",
+                remedy="the consumer must pass the version it last published",
+            )
+        return age
+
+
+def _check_group(group: ScoredGroup) -> None:
+    size = len(group.trajectories)
+    if size == 0:
+        raise DataError(f"the group '{group.group_id}' has no trajectories")
+    lengths = {"rewards": len(group.rewards)} | {name: len(values) for name, values in group.components.items()}
+    if group.details:
+        lengths["details"] = len(group.details)
+    ragged = {name: length for name, length in lengths.items() if length != size}
+    if ragged:
+        raise DataError(f"the group '{group.group_id}' has {size} trajectories but {ragged} values")

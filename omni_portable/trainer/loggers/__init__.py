@@ -1,0 +1,1 @@
+"""Where a run's metrics go; each logger is a plugin (`contracts.logger`). Specs load without torch."""

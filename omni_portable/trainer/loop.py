@@ -1,0 +1,188 @@
+"""The one loop: a producer (prompts -> rollout -> rewards) fills the buffer, a consumer (sample -> advantages -> update
+-> publish weights) empties it. How the two share the machine is the business of `turns`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.algorithm import Algorithm
+from omni_portable.contracts.dataplane import ScoredGroup
+from omni_portable.contracts.logger import MetricLogger
+from omni_portable.contracts.rollout import RolloutEngine, Schedule
+from omni_portable.contracts.training import TrainEngine
+from omni_portable.data.prompts import PromptSampler
+from omni_portable.rollout.replay_buffer import ReplayBuffer
+from omni_portable.trainer.checkpoint import TrainerState
+from omni_portable.trainer.consistency import check_gap, logprob_metrics, stack_log_probs
+from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
+from omni_portable.trainer.progress import Progress
+from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.saving import CheckpointStage
+from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage, form_groups
+from omni_portable.trainer.timing import StageClock
+from omni_portable.trainer.turns import SyncTurns
+from omni_portable.trainer.validation import ValidationStage
+
+
+@dataclass
+class Producer:
+    """Prompts -> rollout -> rewards -> buffer, for one step."""
+
+    config: RunConfig
+    sampler: PromptSampler
+    algorithm: Algorithm
+    schedule: Schedule
+    rollout: RolloutStage
+    reward: RewardStage
+    buffer: ReplayBuffer
+    clock: StageClock
+    progress: Progress
+    submissions: int = 0
+    dropped_groups: int = 0
+
+    async def produce(self, step: int) -> None:
+        name = f"step-{step}"
+        seed = round_seed(self.config.trainer.seed, name)
+        requests = make_requests(
+            self.sampler.batch(step - 1),
+            self.config.rollout,
+            samples=self.config.rollout.n,
+            schedule=self.schedule,
+            plan=self.algorithm.sampling_plan(self.schedule, seed),
+            seed=seed,
+            round_name=name,
+        )
+        self.progress.stage(f"step {step}: rollout")
+        with self.clock.measure("rollout"):
+            trajectories = await self.rollout.run(requests)
+        self.progress.stage(f"step {step}: reward")
+        with self.clock.measure("reward"):
+            reward = await self.reward.run(trajectories)
+        groups, self.dropped_groups = form_groups(trajectories, reward, self.submissions)
+        self.submissions += len(groups) + self.dropped_groups
+        for group in groups:
+            self.buffer.add(group)
+
+
+@dataclass
+class Loop:
+    """Everything one run needs; `run` is the whole of training."""
+
+    config: RunConfig
+    run_dir: Path
+    actor: TrainEngine
+    engine: RolloutEngine
+    producer: Producer
+    buffer: ReplayBuffer
+    advantage: AdvantageStage
+    update: UpdateStage
+    turns: SyncTurns
+    validation: ValidationStage | None
+    checkpoint: CheckpointStage
+    loggers: Sequence[MetricLogger]
+    clock: StageClock
+    progress: Progress
+    start_step: int
+
+    async def run(self) -> None:
+        trainer = self.config.trainer
+        if self.start_step == 0 and trainer.validate_before and self.validation is not None:
+            self._log(0, await self._validate(0))
+        for step in range(self.start_step + 1, trainer.total_steps + 1):
+            with self.clock.measure("step"):
+                metrics = await self._step(step)
+            last = step == trainer.total_steps
+            if self.validation is not None and (last or _due(step, trainer.validate_interval)):
+                metrics |= await self._validate(step)
+            self._log(step, metrics | self.clock.take())
+            if last or _due(step, trainer.save_interval):
+                self._save(step)
+
+    async def _step(self, step: int) -> dict[str, float]:
+        await self.turns.fill(step)
+        groups = self.buffer.sample(self.buffer.available(self.turns.version), self.turns.version)
+        metrics = reward_metrics(groups) | self.buffer.statistics() | {"reward/dropped_groups": self._dropped()}
+        await self.turns.before_update()
+        self.progress.stage(f"step {step}: update")
+        with self.clock.measure("update"):
+            batch = self.advantage.run(groups)
+            if step == self.start_step + 1 == 1 and self.config.consistency.batch_shapes:
+                shapes = self.config.consistency.batch_shapes
+                metrics |= batch_shape_gaps(self.actor, batch, shapes)
+            full = self.actor.log_probs(batch) if self.config.consistency.measure == "full" else None
+            outcome = self.update.run(batch)
+        metrics |= outcome.metrics | advantage_metrics(batch.advantages)
+        metrics["actor/optimizer_steps"] = float(outcome.optimizer_steps)
+        if full is not None:
+            metrics |= logprob_metrics(full, stack_log_probs(batch.trajectories), row_timesteps(batch.trajectories))
+        elif self.config.consistency.measure == "first_mini_batch":
+            metrics |= logprob_metrics(
+                outcome.first_actor, outcome.first_rollout, row_timesteps(outcome.first_trajectories)
+            )
+        if self.config.consistency.measure != "off":
+            check_gap(metrics, self.config.consistency.max_logprob_gap)
+        self.progress.stage(f"step {step}: weight sync")
+        with self.clock.measure("sync"):
+            await self.turns.publish()
+        return metrics
+
+    def _dropped(self) -> float:
+        return float(self.producer.dropped_groups)
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        assert self.validation is not None
+        self.progress.stage(f"step {step}: validation")
+        with self.clock.measure("validate"):
+            result = await self.validation.run(step)
+        return dict(result.metrics)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for logger in self.loggers:
+            logger.log(step, metrics)
+        self.progress.step(step, metrics)
+
+    def _save(self, step: int) -> None:
+        self.progress.stage(f"step {step}: checkpoint")
+        with self.clock.measure("checkpoint"):
+            self.checkpoint.run(
+                TrainerState(
+                    step=step,
+                    policy_version=self.turns.version,
+                    submissions=self.producer.submissions,
+                    fingerprint=self.checkpoint.fingerprint,
+                )
+            )
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Reward statistics over all samples, per component, and the share of groups that carry no signal (equal rewards)."""
+    rewards = torch.tensor([r for g in groups for r in g.rewards], dtype=torch.float64)
+    metrics = {
+        "reward/mean": rewards.mean().item(),
+        "reward/std": rewards.std(correction=0).item(),
+        "reward/min": rewards.min().item(),
+        "reward/max": rewards.max().item(),
+        "reward/groups": float(len(groups)),
+        "reward/zero_std_groups": sum(len(set(g.rewards)) == 1 for g in groups) / len(groups),
+    }
+    for name in groups[0].components:
+        values = [v for g in groups for v in g.components[name]]
+        metrics[f"reward/{name}"] = sum(values) / len(values)
+    return metrics
+
+
+def advantage_metrics(advantages: torch.Tensor) -> dict[str, float]:
+    return {
+        "advantage/mean": advantages.mean().item(),
+        "advantage/max": advantages.max().item(),
+        "advantage/min": advantages.min().item(),
+    }

@@ -1,0 +1,36 @@
+"""Measurements on real trajectories before any weight changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from omni_portable.contracts.algorithm import TrainBatch
+from omni_portable.contracts.rollout import Trajectory
+from omni_portable.contracts.training import TrainEngine
+from omni_portable.trainer.consistency import stack_log_probs
+
+
+def row_timesteps(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    """(N, W) model timesteps of the recorded transitions."""
+    rows = []
+    for trajectory in trajectories:
+        schedule = trajectory.request.schedule
+        sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
+        rows.append(sigmas[trajectory.step_indices] * schedule.timestep_scale)
+    return torch.stack(rows)
+
+
+def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int]) -> dict[str, float]:
+    """Largest absolute log-prob gap between the rollout and the actor when the same transitions are scored in batches of
+    other sizes: ``rollout_corr/batch_shape_gap/<size>`` and ``/max``. Sizes above the batch are left out."""
+    metrics: dict[str, float] = {}
+    for size in sorted({s for s in shapes if s <= len(batch.trajectories)}):
+        part = replace(batch, trajectories=batch.trajectories[:size], advantages=batch.advantages[:size])
+        gap = (actor.log_probs(part) - stack_log_probs(part.trajectories)).abs().max().item()
+        metrics[f"rollout_corr/batch_shape_gap/{size}"] = gap
+    if metrics:
+        metrics["rollout_corr/batch_shape_gap/max"] = max(metrics.values())
+    return metrics

@@ -1,0 +1,106 @@
+"""Everything that can be refused before weights load: device, attention, prompts, scorers, capabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from omni_portable.config.device_choice import choose_device
+from omni_portable.config.loader import plugin_options, resolve_model_path
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.algorithm import Algorithm
+from omni_portable.contracts.device import AttentionChoice, AttentionRequest, Device, VerifyResult
+from omni_portable.contracts.errors import CapabilityError
+from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
+from omni_portable.data.prompts import PromptRow, load_prompts, refuse_overlap
+from omni_portable.reward.compose import RewardComposer
+
+
+@dataclass
+class Prepared:
+    """What a run has settled before anything heavy loads."""
+
+    device: Device
+    dtype: str
+    load: ModelLoad
+    attention_requests: list[AttentionRequest]
+    algorithm: Algorithm
+    composer: RewardComposer
+    train_rows: list[PromptRow]
+    validation_rows: list[PromptRow]
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Resolve and check; every problem is an error that says what to change."""
+    device = choose_device(config.device.name)
+    dtype = _dtype(config, device)
+    path = resolve_model_path(config.model.path)
+    adapter_class = registry.load("model", config.model.family)
+    requests = adapter_class.attention_requests(path, dtype, training=True)
+    attention = _select_attention(config, device, requests)
+    name, options = split_name(config.algorithm)
+    algorithm: Algorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
+    composer = RewardComposer.from_config(config.reward)
+    required = (*config.data.fields, *composer.requirements().fields)
+    train = load_prompts(config.data.train, split="train", prompt_key=config.data.prompt_key, required_fields=required)
+    validation: list[PromptRow] = []
+    if config.data.validation:
+        validation = load_prompts(
+            config.data.validation, split="validation", prompt_key=config.data.prompt_key, required_fields=required
+        )
+        refuse_overlap(train, validation)
+        validation = validation[: config.data.max_validation_prompts or None]
+    load = ModelLoad(
+        path=path,
+        torch_device=device.torch_device(),
+        dtype=getattr(torch, dtype),
+        attention=attention,
+        options=plugin_options("model", config.model.family, config.model.options),
+    )
+    return Prepared(device, dtype, load, requests, algorithm, composer, train, validation)
+
+
+def split_name(section: dict) -> tuple[str, dict]:
+    """{'name': NAME, ...options} -> (NAME, options)."""
+    return section["name"], {key: value for key, value in section.items() if key != "name"}
+
+
+def _dtype(config: RunConfig, device: Device) -> str:
+    capabilities = device.capabilities()
+    if config.device.dtype == "auto":
+        return capabilities.default_dtype
+    if config.device.dtype not in capabilities.dtypes:
+        raise CapabilityError(
+            f"device.dtype={config.device.dtype} has no usable arithmetic on '{device.name}'",
+            choices=capabilities.dtypes,
+        )
+    return config.device.dtype
+
+
+def _select_attention(
+    config: RunConfig, device: Device, requests: list[AttentionRequest]
+) -> dict[str, AttentionChoice]:
+    components = [request.component for request in requests]
+    for named in config.device.attention:
+        if named not in components:
+            raise CapabilityError(
+                f"device.attention names the component '{named}', which the model does not have", choices=components
+            )
+    return {
+        request.component: device.attention.select(request, config.device.attention.get(request.component, "auto"))
+        for request in requests
+    }
+
+
+def verify_attention(prepared: Prepared, adapter: DiffusionAdapter, config: RunConfig) -> list[VerifyResult]:
+    """Compare each chosen kernel with fp32 math attention on a shape of the run (two rows, two heads)."""
+    shape = adapter.latent_shape(config.rollout.height, config.rollout.width)
+    tokens = max(16, min(1024, shape[-1] * shape[-2] // 4))
+    return [
+        prepared.device.attention.verify(
+            prepared.load.attention[request.component], request, [(2, 2, tokens, request.head_dim or 64)]
+        )
+        for request in prepared.attention_requests
+    ]

@@ -1,0 +1,122 @@
+"""What a person sees while it runs: step, reward, seconds by stage, time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+SHOWN = ("rollout", "reward", "update", "sync", "validate")
+
+
+class Progress(Protocol):
+    def stage(self, text: str) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def summary_line(step: int, total: int, metrics: Mapping[str, float], left: float) -> str:
+    """One line per step: reward, validation if there was one, seconds by stage, time left."""
+    parts = [f"step {step}/{total}"]
+    if "reward/mean" in metrics:
+        parts.append(f"reward {metrics['reward/mean']:.3f}")
+    if "validation/reward_mean" in metrics:
+        parts.append(f"validation {metrics['validation/reward_mean']:.3f} +- {metrics['validation/reward_stderr']:.3f}")
+    stages = [f"{name} {metrics[key]:.1f}s" for name in SHOWN if (key := f"timing_s/{name}") in metrics]
+    if stages:
+        parts.append(", ".join(stages))
+    parts.append(f"left {int(left) // 60}:{int(left) % 60:02d}")
+    return " | ".join(parts)
+
+
+class _Estimate:
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self._first = total, done
+        self._started = time.monotonic()
+
+    def left(self, step: int) -> float:
+        done = step - self._first
+        return (time.monotonic() - self._started) / done * (self.total - step) if done > 0 else 0.0
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def stage(self, text: str) -> None:
+        del text
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        del step, metrics
+
+    def note(self, text: str) -> None:
+        del text
+
+    def close(self) -> None:
+        return
+
+
+class PlainProgress:
+    """A line per step on standard output, for logs and pipes."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._estimate = _Estimate(total, done)
+
+    def stage(self, text: str) -> None:
+        del text
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        print(summary_line(step, self._estimate.total, metrics, self._estimate.left(step)), flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        return
+
+
+class RichProgress:
+    """A live bar with the present stage, and a finished line per step above it."""
+
+    def __init__(self, total: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._estimate = _Estimate(total, done)
+        self._bar = Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=total, completed=done)
+        self._bar.start()
+
+    def stage(self, text: str) -> None:
+        self._bar.update(self._task, description=text)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._bar.console.print(
+            summary_line(step, self._estimate.total, metrics, self._estimate.left(step)), markup=False, highlight=True
+        )
+        self._bar.update(self._task, completed=step)
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def make_progress(kind: str, total: int, done: int) -> Progress:
+    """`kind` is trainer.progress; 'auto' draws on a terminal and prints lines elsewhere."""
+    if kind == "off":
+        return SilentProgress()
+    if kind == "rich" or (kind == "auto" and sys.stdout.isatty()):
+        return RichProgress(total, done)
+    return PlainProgress(total, done)

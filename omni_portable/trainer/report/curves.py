@@ -1,0 +1,77 @@
+"""Curves over training and where the time went."""
+
+from __future__ import annotations
+
+from omni_portable.trainer.report.charts import Line, line_chart, stacked_bars
+from omni_portable.trainer.report.markup import Raw, number, section, table
+from omni_portable.trainer.report.read import RunData
+
+STAGES = ("rollout", "reward", "update", "sync", "validate", "checkpoint")
+
+
+def curves_section(data: RunData) -> Raw:
+    """Reward, validation, KL, ratio, gradient norm, and each scorer's components."""
+    errors = dict(data.series("validation/reward_stderr"))
+    charts = [
+        line_chart(
+            "Reward of training samples", [Line("reward", data.series("reward/mean"))], "mean over each rollout"
+        ),
+        line_chart(
+            "Held-out score",
+            [Line("validation", data.series("validation/reward_mean"), errors, markers=True)],
+            "same prompts and noise each time; bars are standard errors",
+        ),
+        line_chart("KL of the update", _lines(data, "actor/ppo_kl", "actor/kl_loss"), "policy before against after"),
+        line_chart("Probability ratio", _lines(data, "actor/ratio_mean"), "current to rollout policy", level=1.0),
+        line_chart("Share of clipped ratios", _lines(data, "actor/pg_clipfrac")),
+        line_chart("Gradient norm", _lines(data, "actor/grad_norm"), "before clipping"),
+        line_chart("Learning rate", _lines(data, "actor/lr")),
+        line_chart("Spread of rewards", _lines(data, "reward/std"), "standard deviation within each rollout"),
+        *_component_charts(data),
+    ]
+    drawn = "".join(charts)
+    return section("Curves", "curves", f'<div class="charts">{drawn}</div>' if drawn else "<p>No step has run yet.</p>")
+
+
+def _lines(data: RunData, *names: str) -> list[Line]:
+    return [Line(name, data.series(name)) for name in names]
+
+
+def _component_charts(data: RunData) -> list[Raw]:
+    """One chart per scorer: 'reward/<scorer>/<component>'."""
+    scorers: dict[str, list[Line]] = {}
+    for name in data.names("reward/"):
+        parts = name.split("/")
+        if len(parts) >= 3:
+            scorers.setdefault(parts[1], []).append(Line("/".join(parts[2:]), data.series(name)))
+    return [line_chart(f"Scorer {name}", lines, "mean over each rollout") for name, lines in scorers.items()]
+
+
+def timing_section(data: RunData) -> Raw:
+    """Seconds by stage, per step and in total."""
+    names = [name.removeprefix("timing_s/") for name in data.names("timing_s/")]
+    stages = [name for name in STAGES if name in names] + [n for n in names if n not in STAGES and n != "step"]
+    steps = sorted(data.rows)
+    stacks = {stage: [data.rows[step].get(f"timing_s/{stage}") or 0.0 for step in steps] for stage in stages}
+    if not any(sum(values) for values in stacks.values()):
+        return section("Time", "time", "<p>No timings have been written.</p>")
+    total = sum(sum(values) for values in stacks.values())
+    rows = [
+        (
+            stage,
+            f"{sum(values):.1f}",
+            f"{sum(values) / max(1, sum(v > 0 for v in values)):.2f}",
+            f"{sum(values) / total:.0%}",
+        )
+        for stage, values in stacks.items()
+    ]
+    chart = stacked_bars("Seconds by stage", steps, stacks)
+    head = ("stage", "seconds in all", "seconds each time", "share")
+    rates = [(name, *_first_and_last(data, name)) for name in data.names("perf/")]
+    extra = table(("figure", "first", "last"), rates, "Throughput") if rates else ""
+    return section("Time", "time", f'<div class="charts">{chart}</div>', table(head, rows), extra)
+
+
+def _first_and_last(data: RunData, name: str) -> tuple[str, str]:
+    values = [value for _, value in data.series(name)]
+    return number(values[0]), number(values[-1])

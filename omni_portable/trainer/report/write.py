@@ -1,0 +1,64 @@
+"""From a run directory to one self-contained HTML file."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from omni_portable.trainer.report.consistency import consistency_section
+from omni_portable.trainer.report.curves import curves_section, timing_section
+from omni_portable.trainer.report.markup import Raw, definitions, details, esc, section
+from omni_portable.trainer.report.page import page
+from omni_portable.trainer.report.pictures import pictures
+from omni_portable.trainer.report.read import RunData, read_run
+from omni_portable.trainer.report.summary import summary_section
+from omni_portable.trainer.rundir import disk_errors, write_text
+
+REPORT = "report.html"
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    Args:
+        run_dir: what training wrote (trainer.run_dir).
+        out: file or folder to write to; `run_dir/report.html` by default.
+
+    Raises:
+        RunDirectoryError: the folder is no run directory, a file of it is damaged, or `out` cannot be written.
+    """
+    data = read_run(run_dir)
+    path = out or run_dir
+    if path.is_dir():
+        path = path / REPORT
+    text = render(data)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return path
+
+
+def render(data: RunData) -> str:
+    """The document's text."""
+    sections = [
+        summary_section(data),
+        section("Before and after", "pictures", pictures(data)),
+        curves_section(data),
+        consistency_section(data),
+        timing_section(data),
+        _environment(data),
+        _configuration(data),
+    ]
+    name = data.run_dir.resolve().name
+    written = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return page(f"Run report: {name}", f"{data.run_dir.resolve()} · written {written}", sections, data.notes)
+
+
+def _environment(data: RunData) -> Raw:
+    body = definitions(data.environment) if data.environment else "<p>environment.json has not been written.</p>"
+    return section("Environment", "environment", body)
+
+
+def _configuration(data: RunData) -> Raw:
+    text = f"<pre>{esc(data.config_text)}</pre>" if data.config_text else "<p>config.yaml has not been written.</p>"
+    return section("Configuration", "configuration", details("Every key as resolved", text))

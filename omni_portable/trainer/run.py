@@ -1,0 +1,208 @@
+"""One run from configuration to report: prepare, open the run directory, build the roles, train, sum up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_portable.config.loader import plugin_options, to_yaml
+from omni_portable.config.plan import plan_text
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.launcher import Launcher
+from omni_portable.contracts.model import DiffusionAdapter
+from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, SamplingPlan
+from omni_portable.contracts.training import TrainEngine
+from omni_portable.data.prompts import PromptSampler
+from omni_portable.models.setup import EngineSetup, load_adapter
+from omni_portable.rollout.replay_buffer import ReplayBuffer
+from omni_portable.trainer.checkpoint import TrainerState, resolve_resume
+from omni_portable.trainer.consistency import SyncProof
+from omni_portable.trainer.environment import describe_environment
+from omni_portable.trainer.loop import Loop, Producer
+from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
+from omni_portable.trainer.progress import Progress, make_progress
+from omni_portable.trainer.report import write_report
+from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.rundir import RunDirectory, write_json, write_text
+from omni_portable.trainer.saving import CheckpointStage, fingerprint, load_checkpoint
+from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
+from omni_portable.trainer.summary import summarise
+from omni_portable.trainer.timing import StageClock
+from omni_portable.trainer.turns import SyncTurns, push_weights
+from omni_portable.trainer.validation import ValidationStage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Where the results are, and the content of summary.json."""
+
+    run_dir: Path
+    report: Path
+    summary: dict[str, Any]
+
+
+def run_directory(config: RunConfig) -> Path:
+    return Path(config.trainer.run_dir or Path("runs") / Path(config.recipe or "run").stem)
+
+
+def run(config: RunConfig) -> RunOutcome:
+    """Train as configured (a configuration from `load_config`); continue a run where trainer.resume says so."""
+    if config.device.threads:
+        torch.set_num_threads(config.device.threads)
+    prepared = prepare(config)
+    with RunDirectory(run_directory(config), config.trainer.resume) as directory, _log_file(directory.path):
+        checkpoint = resolve_resume(directory.path, config.trainer.resume)
+        write_text(directory.path / "config.yaml", to_yaml(config))
+        write_text(directory.path / "plan.txt", plan_text(config))
+        with ExitStack() as stack:
+            loop = _build(config, prepared, directory, checkpoint, stack)
+            asyncio.run(_train(loop))
+        summary = summarise(directory.path)
+        write_json(directory.path / "summary.json", summary)
+        return RunOutcome(directory.path, write_report(directory.path), summary)
+
+
+async def _train(loop: Loop) -> None:
+    proof = loop.turns.proof
+    loop.engine.pause()
+    await push_weights(loop.actor, loop.engine, proof, loop.turns.version)
+    await loop.run()
+
+
+def _build(
+    config: RunConfig, prepared: Prepared, directory: RunDirectory, checkpoint: Path | None, stack: ExitStack
+) -> Loop:
+    device = prepared.device
+    determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
+    setup = EngineSetup(config=config, device=device, load=prepared.load, requires=prepared.algorithm.requires)
+    launcher: Launcher = registry.load("launcher", config.launcher.name)(
+        plugin_options("launcher", config.launcher.name, config.launcher.options)
+    )
+    stack.callback(launcher.shutdown)
+    actor: TrainEngine = launcher.start("actor", lambda: registry.load("train_engine", config.actor.engine)(setup))
+    engine: RolloutEngine = launcher.start(
+        "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
+    )
+    adapter = load_adapter(setup, ())
+    verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
+    write_json(
+        directory.path / "environment.json",
+        describe_environment(device, prepared.dtype, prepared.load.attention, verified, determinism),
+    )
+    directory.require_space(_space_needed(actor), "checkpoints, images and logs")
+    state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
+    if checkpoint is not None:
+        state = load_checkpoint(checkpoint, actor, device, config)
+        log.info("continuing %s after step %d", checkpoint, state.step)
+    progress = make_progress(config.trainer.progress, config.trainer.total_steps, state.step)
+    stack.callback(progress.close)
+    return _wire(config, prepared, directory.path, actor, engine, adapter, state, progress, stack)
+
+
+def _wire(
+    config: RunConfig,
+    prepared: Prepared,
+    run_dir: Path,
+    actor: TrainEngine,
+    engine: RolloutEngine,
+    adapter: DiffusionAdapter,
+    state: TrainerState,
+    progress: Progress,
+    stack: ExitStack,
+) -> Loop:
+    rollout_config, clock = config.rollout, StageClock()
+    schedule = adapter.schedule(rollout_config.num_steps, rollout_config.height, rollout_config.width)
+    rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
+    stack.callback(prepared.composer.close)
+    plane = registry.load("data_plane", config.dataplane.name)(
+        plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
+    )
+    buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
+
+    def fixed(name: str, rows: list, samples: int, plan: SamplingPlan) -> list[RolloutRequest]:
+        seed = round_seed(config.trainer.seed, name)
+        return make_requests(
+            rows, rollout_config, samples=samples, schedule=schedule, plan=plan, seed=seed, round_name=name
+        )
+
+    plan = prepared.algorithm.validation_plan(schedule)
+    probe = fixed("probe", prepared.train_rows[:1], 1, plan)[0] if config.consistency.probe else None
+    validation = None
+    if prepared.validation_rows:
+        requests = fixed("validation", prepared.validation_rows, config.trainer.validation_samples, plan)
+        validation = ValidationStage(
+            rollout, reward, requests, run_dir / "validation", config.trainer.validation_images
+        )
+    producer = Producer(
+        config=config,
+        sampler=PromptSampler(
+            prepared.train_rows, config.data.train_batch_size, config.data.shuffle, config.trainer.seed
+        ),
+        algorithm=prepared.algorithm,
+        schedule=schedule,
+        rollout=rollout,
+        reward=reward,
+        buffer=buffer,
+        clock=clock,
+        progress=progress,
+        submissions=state.submissions,
+    )
+    loggers = [
+        registry.load("logger", name)(plugin_options("logger", name, {}), run_dir, state.step)
+        for name in config.trainer.loggers
+    ]
+    for logger in loggers:
+        stack.callback(logger.close)
+    return Loop(
+        config=config,
+        run_dir=run_dir,
+        actor=actor,
+        engine=engine,
+        producer=producer,
+        buffer=buffer,
+        advantage=AdvantageStage(prepared.algorithm),
+        update=UpdateStage(actor, prepared.algorithm, config.actor.mini_batch_size, config.actor.epochs),
+        turns=SyncTurns(
+            producer.produce,
+            actor,
+            engine,
+            SyncProof(actor, engine, probe),
+            rollout_config.sleep_level,
+            state.policy_version,
+        ),
+        validation=validation,
+        checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),
+        loggers=loggers,
+        clock=clock,
+        progress=progress,
+        start_step=state.step,
+    )
+
+
+def _space_needed(actor: TrainEngine) -> int:
+    """Weights, two optimizer moments and a copy while writing, for two checkpoints, plus room for images and logs."""
+    return actor.weights().manifest.bytes * 8 + (32 << 20)
+
+
+@contextmanager
+def _log_file(run_dir: Path) -> Iterator[None]:
+    handler = logging.FileHandler(run_dir / "log.txt")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("omni_portable")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

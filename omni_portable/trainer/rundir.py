@@ -1,0 +1,132 @@
+"""The run directory: one owner at a time, writes that are whole or absent, and errors that say what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from omni_portable.contracts.errors import RunDirectoryError
+
+LOCK_NAME = "run.lock"
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's complaints about a write into an error that names the path and the cure."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RunDirectoryError(
+                f"no space left on the disk that holds {path}; nothing that was already saved is lost",
+                remedy="free some space, then continue with trainer.resume=auto",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EDQUOT):
+            raise RunDirectoryError(
+                f"cannot write {path}: {error.strerror}",
+                remedy="choose another trainer.run_dir or change its permissions",
+            ) from error
+        raise
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the folder's entries durable (a rename is only safe once its directory is on disk)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers and crashes see the old content or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors(path):
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            fsync_folder(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, default=str) + "\n")
+
+
+class RunDirectory:
+    """Opens (and locks) the directory of one run; a context manager.
+
+    Raises:
+        RunDirectoryError: another process holds it, it cannot be written, or it already holds a run and
+            `resume` is 'never'.
+    """
+
+    def __init__(self, path: Path, resume: str) -> None:
+        self.path = path
+        self._resume = resume
+        self._lock: TextIO | None = None
+
+    def __enter__(self) -> RunDirectory:
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held for the run's life
+        self._take_lock(self._lock)
+        try:
+            self._refuse_second_run()
+            with disk_errors(self.path):
+                for name in ("checkpoints", "validation"):
+                    (self.path / name).mkdir(exist_ok=True)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _take_lock(self, lock: TextIO) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise RunDirectoryError(
+                f"{self.path} is in use by another run (process {owner})",
+                remedy="wait for it, stop it, or choose another trainer.run_dir",
+            ) from error
+        with disk_errors(self.path):
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+
+    def _refuse_second_run(self) -> None:
+        holds_run = (self.path / "config.yaml").exists()
+        if holds_run and self._resume == "never":
+            raise RunDirectoryError(
+                f"{self.path} already holds a run",
+                remedy="continue it with --resume (trainer.resume=auto), or choose another trainer.run_dir",
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def require_space(self, needed: int, purpose: str) -> None:
+        """Stop before work that is bound to fail: `needed` bytes must be free on the disk."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise RunDirectoryError(
+                f"{self.path} has {free / 1e6:.0f} MB free, but {purpose} needs about {needed / 1e6:.0f} MB",
+                remedy="free some space or choose another trainer.run_dir",
+            )

@@ -1,0 +1,104 @@
+"""The checkpoint stage: what a run must write down to go on exactly where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.device import Device
+from omni_portable.contracts.errors import CheckpointError
+from omni_portable.contracts.training import TrainEngine
+from omni_portable.trainer.checkpoint import TrainerState, prune_checkpoints, read_checkpoint, save_checkpoint
+from omni_portable.trainer.rundir import write_json
+
+FREE_KEYS = {
+    "recipe",
+    "trainer.total_steps",
+    "trainer.run_dir",
+    "trainer.resume",
+    "trainer.save_interval",
+    "trainer.keep_checkpoints",
+    "trainer.validate_interval",
+    "trainer.validate_before",
+    "trainer.validation_images",
+    "trainer.loggers",
+    "trainer.progress",
+    "rollout.sleep_level",
+    "consistency",
+}
+"""Keys that may change between a checkpoint and its continuation: they do not enter the numbers."""
+
+
+def deciding_keys(config: RunConfig) -> dict[str, Any]:
+    """Dotted key -> value of everything that decides the numbers of a run."""
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if prefix in FREE_KEYS:
+            return
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            flat[prefix] = value
+
+    walk("", dataclasses.asdict(config))
+    return flat
+
+
+def fingerprint(config: RunConfig) -> str:
+    text = json.dumps(deciding_keys(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class CheckpointStage:
+    """Saves engine, random state and configuration; keeps the newest few."""
+
+    def __init__(self, root: Path, actor: TrainEngine, device: Device, config: RunConfig) -> None:
+        self._root, self._actor, self._device, self._config = root, actor, device, config
+        self.fingerprint = fingerprint(config)
+
+    def run(self, state: TrainerState) -> Path:
+        saved = save_checkpoint(self._root, state, self._write)
+        prune_checkpoints(self._root, self._config.trainer.keep_checkpoints)
+        return saved
+
+    def _write(self, folder: Path) -> None:
+        (folder / "actor").mkdir()
+        self._actor.save(folder / "actor")
+        rng = {"host": torch.get_rng_state(), "device": torch.as_tensor(self._device.rng_state())}
+        save_file(rng, folder / "rng.safetensors")
+        write_json(folder / "config.json", deciding_keys(self._config))
+
+
+def load_checkpoint(folder: Path, actor: TrainEngine, device: Device, config: RunConfig) -> TrainerState:
+    """Restore actor and random state.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or was made with other settings (the message lists them).
+    """
+    state = read_checkpoint(folder)
+    if state.fingerprint != fingerprint(config):
+        raise CheckpointError(
+            f"checkpoint {folder} was made with other settings: {_difference(folder, config)}",
+            remedy="continue with the settings of the checkpoint, or start a new run in another trainer.run_dir",
+        )
+    actor.load(folder / "actor")
+    rng = load_file(folder / "rng.safetensors")
+    torch.set_rng_state(rng["host"])
+    device.set_rng_state(rng["device"])
+    return state
+
+
+def _difference(folder: Path, config: RunConfig) -> str:
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(deciding_keys(config), default=str))
+    changed = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
+    return ", ".join(f"{key}: {saved.get(key)!r} then, {now.get(key)!r} now" for key in changed[:8])

@@ -1,0 +1,151 @@
+"""The stages of the loop: objects with one method each and no knowledge of each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omni_portable.contracts.algorithm import Algorithm, TrainBatch
+from omni_portable.contracts.dataplane import ScoredGroup
+from omni_portable.contracts.errors import LifecycleError, RewardError
+from omni_portable.contracts.reward import RewardSample
+from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
+from omni_portable.contracts.training import StepResult, TrainEngine
+from omni_portable.reward.compose import ComposedReward, RewardComposer
+from omni_portable.trainer.consistency import check_schedules, stack_log_probs
+
+
+class RolloutStage:
+    """Requests -> trajectories, each checked to have run the schedule it carried."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
+        result = await self._engine.generate(requests)
+        if result.aborted:
+            raise LifecycleError(
+                f"{len(result.aborted)} rollout requests were aborted and nobody resubmits them: {result.aborted[:3]}"
+            )
+        check_schedules(result.trajectories)
+        return result.trajectories
+
+
+def reward_samples(trajectories: Sequence[Trajectory]) -> list[RewardSample]:
+    return [
+        RewardSample(
+            sample_id=t.request.request_id,
+            group_id=t.request.group_id,
+            prompt=t.request.prompt,
+            artifacts=t.artifacts,
+            metadata=t.request.metadata,
+        )
+        for t in trajectories
+    ]
+
+
+class RewardStage:
+    """Trajectories -> scores of every sample; groups with a failed sample are left out where that is declared."""
+
+    def __init__(self, composer: RewardComposer) -> None:
+        self._composer = composer
+
+    async def run(self, trajectories: Sequence[Trajectory]) -> ComposedReward:
+        return await self._composer.score_async(reward_samples(trajectories))
+
+
+def form_groups(
+    trajectories: Sequence[Trajectory], reward: ComposedReward, first_submission: int
+) -> tuple[list[ScoredGroup], int]:
+    """Scored groups in order of submission, without those that hold a failed sample; and how many were left out."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for index, trajectory in enumerate(trajectories):
+        members[trajectory.request.group_id].append(index)
+    failed, groups = set(reward.failed), []
+    for offset, (group_id, rows) in enumerate(members.items()):
+        if any(trajectories[i].request.request_id in failed for i in rows):
+            continue
+        groups.append(
+            ScoredGroup(
+                group_id=group_id,
+                submission=first_submission + offset,
+                trajectories=[trajectories[i] for i in rows],
+                rewards=[reward.total[i] for i in rows],
+                components={name: [values[i] for i in rows] for name, values in reward.components.items()},
+                details=[dict(reward.details[i]) for i in rows],
+            )
+        )
+    if not groups:
+        raise RewardError("no group is left to train on: every group holds a sample whose reward failed")
+    return groups, len(members) - len(groups)
+
+
+class AdvantageStage:
+    """Groups -> one batch with one advantage per sample, in the order of the groups."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def run(self, groups: Sequence[ScoredGroup]) -> TrainBatch:
+        trajectories = [t for group in groups for t in group.trajectories]
+        rewards = torch.tensor([r for group in groups for r in group.rewards], dtype=torch.float32)
+        ids = [group.group_id for group in groups for _ in group.trajectories]
+        return TrainBatch(trajectories=trajectories, advantages=self._algorithm.advantages(rewards, ids))
+
+
+@dataclass
+class UpdateOutcome:
+    """Metrics averaged over the optimizer steps of one rollout, and the log-probs of the first, taken before any
+    weight changed (with the trajectories they belong to)."""
+
+    metrics: dict[str, float]
+    optimizer_steps: int
+    first_actor: torch.Tensor
+    first_rollout: torch.Tensor
+    first_trajectories: list[Trajectory] = field(default_factory=list)
+
+
+class UpdateStage:
+    """A batch -> optimizer steps over its mini-batches, `epochs` times."""
+
+    def __init__(self, engine: TrainEngine, algorithm: Algorithm, mini_batch_size: int, epochs: int) -> None:
+        self._engine, self._algorithm = engine, algorithm
+        self._mini_batch_size, self._epochs = mini_batch_size, epochs
+
+    def run(self, batch: TrainBatch, on_progress: Callable[[int, int], None] | None = None) -> UpdateOutcome:
+        parts = split_batch(batch, self._mini_batch_size)
+        results: list[StepResult] = []
+        for _ in range(self._epochs):
+            for part in parts:
+                results.append(self._engine.train_step(part, self._algorithm))
+                if on_progress:
+                    on_progress(len(results), len(parts) * self._epochs)
+        totals: dict[str, float] = defaultdict(float)
+        for result in results:
+            for name, value in result.metrics.items():
+                totals[name] += value / len(results)
+        return UpdateOutcome(
+            metrics=dict(totals),
+            optimizer_steps=len(results),
+            first_actor=results[0].log_probs,
+            first_rollout=stack_log_probs(parts[0].trajectories),
+            first_trajectories=parts[0].trajectories,
+        )
+
+
+def split_batch(batch: TrainBatch, size: int) -> list[TrainBatch]:
+    """Contiguous mini-batches of `size` samples (0: one); the last may be smaller after groups were left out."""
+    count = len(batch.trajectories)
+    size = size or count
+    return [
+        TrainBatch(
+            trajectories=batch.trajectories[start : start + size],
+            advantages=batch.advantages[start : start + size],
+            weights=None if batch.weights is None else batch.weights[start : start + size],
+            old_log_probs=None if batch.old_log_probs is None else batch.old_log_probs[start : start + size],
+        )
+        for start in range(0, count, size)
+    ]

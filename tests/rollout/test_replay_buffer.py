@@ -1,0 +1,149 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from omni_backends.dataplane.local import LocalDataPlane
+
+from omni_portable.contracts.errors import ConfigError, DataError
+from omni_portable.rollout.replay_buffer import ReplayBuffer
+from tests.support.requests import make_group
+
+
+def ids(groups):
+    return [group.group_id for group in groups]
+
+
+def test_groups_come_out_by_version_then_submission_whatever_order_they_arrived_in():
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=9)
+    for name, submission, version in (("late", 3, 1), ("new", 0, 2), ("early", 1, 1), ("old", 7, 0)):
+        buffer.add(make_group(name, submission, [version] * 2))
+    assert ids(buffer.sample(3, 2)) == ["old", "early", "late"]
+    assert ids(buffer.sample(1, 2)) == ["new"]
+
+
+def test_a_group_is_as_stale_as_its_oldest_sample_and_is_evicted_whole():
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=1)
+    buffer.add(make_group("mixed", 0, [3, 1, 3]))
+    buffer.add(make_group("fresh", 1, [2, 2]))
+    assert buffer.available(3) == 1
+    assert ids(buffer.sample(1, 3)) == ["fresh"]
+    assert len(buffer) == 0
+    assert buffer.statistics() == {
+        "replay/added_groups": 2.0,
+        "replay/sampled_groups": 1.0,
+        "replay/evicted_groups": 1.0,
+        "replay/evicted_trajectories": 3.0,
+        "replay/staleness/mean": 1.0,
+        "replay/staleness/max": 1.0,
+        "replay/evicted_staleness/mean": 2.0,
+        "replay/evicted_staleness/max": 2.0,
+    }
+    assert buffer.statistics()["replay/evicted_groups"] == 0.0
+
+
+def test_a_group_id_may_be_added_once_even_after_it_left():
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+    buffer.add(make_group("g", 0, [0]))
+    with pytest.raises(DataError, match="'g' was added"):
+        buffer.add(make_group("g", 1, [0]))
+    buffer.sample(1, 0)
+    with pytest.raises(DataError, match="'g' was added"):
+        buffer.add(make_group("g", 2, [0]))
+
+
+def test_groups_that_a_plane_already_holds_count_as_added():
+    plane = LocalDataPlane()
+    plane.put(make_group("kept", 0, [0]))
+    buffer = ReplayBuffer(plane, max_staleness=0)
+    with pytest.raises(DataError):
+        buffer.add(make_group("kept", 1, [0]))
+    assert ids(buffer.sample(1, 0)) == ["kept"]
+
+
+def test_asking_for_more_than_there_is_removes_nothing_fresh():
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+    buffer.add(make_group("g", 0, [4]))
+    with pytest.raises(DataError, match="asked for 2 groups but holds 1"):
+        buffer.sample(2, 4)
+    assert ids(buffer.sample(1, 4)) == ["g"]
+    with pytest.raises(DataError, match="asked for 0 groups"):
+        buffer.sample(0, 4)
+
+
+def test_a_group_from_the_future_is_an_error_and_stays():
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=3)
+    buffer.add(make_group("g", 0, [5]))
+    for ask in (lambda: buffer.available(4), lambda: buffer.sample(1, 4)):
+        with pytest.raises(DataError, match="newer than"):
+            ask()
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("field", ["rewards", "components", "details"])
+def test_ragged_groups_are_refused(field):
+    group = make_group("g", 0, [0, 0])
+    ragged = {"rewards": [1.0], "components": {"ocr": [1.0]}, "details": [{}]}
+    setattr(group, field, ragged[field])
+    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+    with pytest.raises(DataError, match="has 2 trajectories"):
+        buffer.add(group)
+    assert len(buffer) == 0
+
+
+def test_empty_groups_and_negative_staleness_are_refused():
+    with pytest.raises(DataError, match="no trajectories"):
+        ReplayBuffer(LocalDataPlane(), 0).add(make_group("g", 0, []))
+    with pytest.raises(ConfigError, match="max_staleness is -1"):
+        ReplayBuffer(LocalDataPlane(), -1)
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """The buffer against a plain list of (version, submission, id)."""
+
+    @initialize(staleness=st.integers(0, 3))
+    def start(self, staleness):
+        self.staleness = staleness
+        self.buffer = ReplayBuffer(LocalDataPlane(), staleness)
+        self.waiting, self.out, self.evicted, self.version, self.added = [], [], [], 0, 0
+
+    @rule(lag=st.integers(0, 4), submission=st.integers(0, 5), size=st.integers(1, 3))
+    def add(self, lag, submission, size):
+        version = max(0, self.version - lag)
+        name = f"g{self.added:03d}"
+        self.buffer.add(make_group(name, submission, [version] * size))
+        self.waiting.append((version, submission, name))
+        self.added += 1
+
+    @rule()
+    def publish(self):
+        self.version += 1
+
+    @rule(count=st.integers(1, 4))
+    def sample(self, count):
+        fresh = sorted(entry for entry in self.waiting if self.version - entry[0] <= self.staleness)
+        stale = [entry for entry in self.waiting if entry not in fresh]
+        self.evicted += [entry[2] for entry in stale]
+        if len(fresh) < count:
+            with pytest.raises(DataError):
+                self.buffer.sample(count, self.version)
+            self.waiting = fresh
+            return
+        groups = self.buffer.sample(count, self.version)
+        assert ids(groups) == [entry[2] for entry in fresh[:count]]
+        self.out += ids(groups)
+        self.waiting = fresh[count:]
+
+    @invariant()
+    def nothing_is_lost_or_duplicated(self):
+        if hasattr(self, "waiting"):
+            assert len(self.buffer) == len(self.waiting)
+            everything = self.out + self.evicted + [entry[2] for entry in self.waiting]
+            assert sorted(everything) == [f"g{i:03d}" for i in range(self.added)]
+
+    def teardown(self):
+        if hasattr(self, "evicted"):
+            assert self.buffer.statistics()["replay/evicted_groups"] == len(self.evicted)
+
+
+TestBufferMachine = BufferMachine.TestCase
+TestBufferMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
