@@ -59,6 +59,12 @@ class Inputs:
     def items(self, key: str) -> list[Any]:
         return list(self.get(key, (list,)))
 
+    def check_label(self, key: str, start: str) -> None:
+        """Refuse a case whose descriptive input `key` (where given) names another convention than ours."""
+        label = self._case.inputs.get(key, start)
+        if not isinstance(label, str) or not label.startswith(start):
+            raise VectorFileError(f"{self._case.label}: input '{key}' is {label!r}, expected '{start}...'")
+
     def rows(self, key: str, count: int) -> torch.Tensor:
         """(count,) fp32 from one number for all rows or a list of one per row."""
         value = self.tensor(key)
@@ -85,6 +91,7 @@ def _plain(value: Any) -> Any:
 
 def _sampler(kind: StepKind) -> Callable[[Inputs], Outputs]:
     def run(inputs: Inputs) -> Outputs:
+        inputs.check_label("step_kind", kind)
         sample = inputs.tensor("sample")
         sigma, sigma_next = (inputs.rows(key, len(sample)) for key in ("sigma", "sigma_next"))
         moments = step_moments(
@@ -211,6 +218,7 @@ def _distill(inputs: Inputs) -> Outputs:
 
 
 def _diffusion_dpo(inputs: Inputs) -> Outputs:
+    inputs.check_label("order", "adjacent")
     names = ("prediction", "reference_prediction", "noise", "latents")
     return _averaged(diffusion_dpo_loss(*(inputs.tensor(name) for name in names), beta=inputs.number("beta")))
 
@@ -247,6 +255,7 @@ def _ppo_clip(inputs: Inputs) -> Outputs:
 
 
 def _gspo(inputs: Inputs) -> Outputs:
+    # GSPO has no dual clip; files give the key to all token losses.
     return _token_outputs(
         gspo_loss(
             *_policy(inputs),

@@ -1,7 +1,8 @@
 """The reward seam: scorers see samples, ask for artifacts by name, and return one finite score per sample.
 
 A scorer's spec (`PluginSpec.capabilities`) declares 'artifacts' (mapping of option name or artifact name -> modality)
-and 'fields' (metadata a prompt must have, e.g. 'ground_truth'), so that a dataset is checked before the run.
+and 'fields' (option name or name of a metadata field that a prompt must have), so that a dataset is checked before the
+run. A name that is also an option stands for that option's value.
 """
 
 from __future__ import annotations

@@ -50,11 +50,13 @@ class TrainEngine(Protocol):
         """
         ...
 
-    def weights(self) -> WeightStream:
-        """The current policy for rollout: LoRA matrices only where LoRA is trained, all trainable tensors otherwise."""
+    def weights(self, policy: Policy = "current") -> WeightStream:
+        """A policy for rollout: LoRA matrices only where LoRA is trained, all trainable tensors otherwise."""
         ...
 
-    def weights_checksum(self) -> dict[str, str]: ...
+    def weights_checksum(self, policy: Policy = "current") -> dict[str, str]:
+        """Checksum per tensor of what :meth:`weights` streams."""
+        ...
 
     def sleep(self, level: int = 1, tags: Sequence[SleepTag] = ("weights", "optimizer")) -> Ack: ...
 
@@ -66,6 +68,6 @@ class TrainEngine(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, policy: Policy = "current") -> None:
         """Write what users deploy: a peft adapter or a diffusers transformer folder."""
         ...

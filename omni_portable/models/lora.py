@@ -23,7 +23,7 @@ from omni_portable.config.schema import LoraConfig
 from omni_portable.contracts.errors import ConfigError, WeightSyncError
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.weights import LoraInfo
-from omni_portable.models.weights import ADAPTER_NAME, canonical_name
+from omni_portable.models.weights import ADAPTER_NAME, canonical_name, checksums, tensor_checksum
 
 
 def inject_lora(
@@ -122,6 +122,15 @@ def lora_named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
     for name, parameter in module.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             yield canonical_name(name), parameter
+
+
+def lora_checksums(module: torch.nn.Module) -> dict[str, str]:
+    """What two engines compare after a sync: the checksum of every LoRA matrix and, as '<module>.lora_scale', of the
+    scale that each layer really applies (a stale scale would otherwise go unnoticed)."""
+    found = checksums(lora_named_tensors(module))
+    for name, layer in lora_layers(module):
+        found[f"{name}.lora_scale"] = tensor_checksum(torch.tensor(layer.scaling[ADAPTER_NAME], dtype=torch.float64))
+    return found
 
 
 def trainable_named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,8 +1,8 @@
 """Noise that belongs to the sample, not to the batch, the rank or the device.
 
 Drawn on the CPU from a counter-based generator (Philox) keyed by (run seed, prompt, sample, step, stream). The normal
-variates come from NumPy's fp64 ziggurat, whose common paths are table look-ups and exact multiplications, and are then
-rounded to fp32: unlike vectorised Box-Muller in fp32, the result does not depend on the CPU's instruction set.
+variates come from NumPy's fp64 ziggurat, whose common path is a table look-up and a multiplication, and are then
+rounded to fp32: vectorised fp32 methods go through log and cos routines that differ between host instruction sets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row-wise arithmetic whose bits do not depend on the batch, the number of threads or the device."""
+"""Row-wise arithmetic whose bits depend on the row alone, not on its batch or the number of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def row_mean(values: torch.Tensor) -> torch.Tensor:
 
     Library reductions choose their order of summation by the shape of the whole tensor and the thread count, so the
     same row may get other bits in another batch. Here every row is summed by the same binary tree of elementwise
-    additions, which IEEE arithmetic makes equal everywhere (and which is also the more accurate order).
+    additions, an order that no shape and no device can change (and that is also the more accurate one).
     """
     flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
     count = flat.shape[1]

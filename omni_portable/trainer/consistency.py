@@ -9,7 +9,7 @@ import torch
 
 from omni_portable.contracts.errors import ConsistencyError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
-from omni_portable.contracts.training import TrainEngine
+from omni_portable.contracts.training import Policy, TrainEngine
 
 
 def stack_log_probs(trajectories: Sequence[Trajectory]) -> torch.Tensor:
@@ -105,13 +105,13 @@ class SyncProof:
         self._actor, self._rollout, self._probe = actor, rollout, probe
         self._last: tuple[str, str] | None = None
 
-    async def check(self) -> None:
-        """Run with the engine resumed.
+    async def check(self, policy: Policy = "current") -> None:
+        """Run with the engine resumed, after a sync of `policy`.
 
         Raises:
             WeightSyncError: a tensor differs, or the probe's output contradicts the checksums.
         """
-        checksums = self._actor.weights_checksum()
+        checksums = self._actor.weights_checksum(policy)
         compare_checksums(checksums, self._rollout.weights_checksum(checksums))
         if self._probe is None:
             return

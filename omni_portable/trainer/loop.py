@@ -14,7 +14,7 @@ from omni_portable.contracts.algorithm import Algorithm
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.logger import MetricLogger
 from omni_portable.contracts.rollout import RolloutEngine, Schedule
-from omni_portable.contracts.training import TrainEngine
+from omni_portable.contracts.training import Policy, TrainEngine
 from omni_portable.data.prompts import PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState
@@ -137,8 +137,10 @@ class Loop:
     async def _validate(self, step: int) -> dict[str, float]:
         assert self.validation is not None
         self.progress.stage(f"step {step}: validation")
+        policy: Policy = "ema" if self.config.actor.ema_decay else "current"
         with self.clock.measure("validate"):
-            result = await self.validation.run(step)
+            async with self.turns.serving(policy):
+                result = await self.validation.run(step)
         return dict(result.metrics)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -164,7 +166,7 @@ def _due(step: int, interval: int) -> bool:
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Reward statistics over all samples, per component, and the share of groups that carry no signal (equal rewards)."""
+    """Reward statistics over all samples, per component, and the share of groups without signal (all rewards equal)."""
     rewards = torch.tensor([r for g in groups for r in g.rewards], dtype=torch.float64)
     metrics = {
         "reward/mean": rewards.mean().item(),

@@ -24,8 +24,11 @@ def row_timesteps(trajectories: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int]) -> dict[str, float]:
-    """Largest absolute log-prob gap between the rollout and the actor when the same transitions are scored in batches of
-    other sizes: ``rollout_corr/batch_shape_gap/<size>`` and ``/max``. Sizes above the batch are left out."""
+    """Largest absolute log-prob gap of rollout and actor when the same transitions are scored in batches of other sizes.
+
+    Returns:
+        ``rollout_corr/batch_shape_gap/<size>`` and ``/max``; sizes above the batch are left out.
+    """
     metrics: dict[str, float] = {}
     for size in sorted({s for s in shapes if s <= len(batch.trajectories)}):
         part = replace(batch, trajectories=batch.trajectories[:size], advantages=batch.advantages[:size])

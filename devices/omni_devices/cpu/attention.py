@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from omni_devices.common.attention_check import TOLERANCES, largest_errors
 from omni_devices.common.spelling import suggestion
 from omni_devices.cpu import families, profile
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest, VerifyResult
@@ -26,7 +25,9 @@ class CpuAttention:
         _check_family(request, family)
         _check_request(request, family)
         names = families.FAMILIES[family][request.component]
-        why = f"documented default of 'cpu' for {request.component}" if choice == "auto" else f"'{choice}' was asked for"
+        why = (
+            f"documented default of 'cpu' for {request.component}" if choice == "auto" else f"'{choice}' was asked for"
+        )
         return AttentionChoice(
             component=request.component,
             family=family,
@@ -49,26 +50,28 @@ class CpuAttention:
             AttentionMismatch: an output, or with `request.backward` a gradient, is off by more than the tolerance, or
                 with `request.deterministic` two equal calls differ.
         """
+        from omni_devices.common.attention_check import TOLERANCES, larger, largest_errors
         from omni_devices.common.library_kernels import kernel
 
         started = time.perf_counter()
         _check_family(request, choice.family)
+        _check_request(request, choice.family)
         tolerance = TOLERANCES[request.dtype]
         errors = largest_errors(kernel(choice), request, shapes, device="cpu")
+        worst = larger(errors.forward, errors.backward or 0.0)
+        kernel_name = f"attention '{choice.actor}' of {choice.actor_library} for {choice.component} in {request.dtype}"
+        remedy = f"set device.attention.{choice.component} to another family, or report the kernel of {choice.package}"
         if not errors.repeatable:
             raise AttentionMismatch(
-                f"attention '{choice.actor}' of {choice.actor_library} for {choice.component} gave two results for one "
-                "input, but a deterministic kernel was asked for",
-                remedy=f"set device.attention.{choice.component} to another family",
+                f"{kernel_name} gave two results for one input, but a deterministic kernel was asked for",
+                remedy=remedy,
                 choices=families.offered(choice.component),
             )
-        worst = max(errors.forward, errors.backward or 0.0)
         if not worst <= tolerance:  # a NaN error must fail too
             raise AttentionMismatch(
-                f"attention '{choice.actor}' of {choice.actor_library} for {choice.component} in {request.dtype} differs "
-                f"from math attention by {worst:.3g} (forward {errors.forward:.3g}, backward {errors.backward}), more "
-                f"than {tolerance:g}, at {errors.where}",
-                remedy=f"set device.attention.{choice.component} to another family, or report the kernel of {choice.package}",
+                f"{kernel_name} differs from math attention by {worst:.3g} (forward {errors.forward:.3g}, backward "
+                f"{errors.backward}), more than {tolerance:g}, at {errors.where}",
+                remedy=remedy,
                 choices=families.offered(choice.component),
             )
         return VerifyResult(choice, errors.forward, errors.backward, tolerance, time.perf_counter() - started)
@@ -82,7 +85,9 @@ def _check_family(request: AttentionRequest, family: str) -> None:
     remedy = f"set device.attention.{request.component} to one of the choices"
     if family in families.FAMILIES:
         raise AttentionUnavailable(
-            f"{asked}: diffusers' autoencoders call sdpa themselves and cannot be switched", remedy=remedy, choices=choices
+            f"{asked}: diffusers' autoencoders call sdpa themselves and cannot be switched",
+            remedy=remedy,
+            choices=choices,
         )
     if family in families.ELSEWHERE:
         raise AttentionUnavailable(

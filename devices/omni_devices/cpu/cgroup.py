@@ -38,7 +38,10 @@ def cpu_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     """Whole cores that the tightest quota allows, at least 1; None without a quota."""
     quotas = []
     for folder in _folders("cpu", proc, cgroup):
-        words = _words(folder / "cpu.max") or (*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us"))
+        words = _words(folder / "cpu.max") or (
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        )
         if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
             quotas.append(max(1, math.ceil(int(words[0]) / int(words[1]))))
     return min(quotas, default=None)

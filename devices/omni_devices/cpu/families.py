@@ -13,10 +13,10 @@ DEFAULT = "sdpa"
 """Family of every component when nothing is asked for."""
 DTYPES = ("float32", "float64", "bfloat16")
 EAGER_DTYPES = ("float32", "bfloat16")
-"""The eager attention of transformers takes its softmax in fp32 whatever the inputs, so fp64 would be so in name only."""
+"""Eager attention of transformers takes its softmax in fp32 whatever the inputs: fp64 would be so in name only."""
 NO_ROLLOUT_KERNEL = "NO_MATH_KERNEL"
 """Stands for the rollout spelling where vLLM and vLLM-Omni have no such kernel. It is in neither registry, so an
-engine that looks it up fails; an engine that runs the actor's library uses the actor's spelling and is not concerned."""
+engine that looks it up fails; an engine that runs the actor's library uses the actor's spelling instead."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Names:
 
 
 _NO_MATH = "vLLM and vLLM-Omni have no math kernel, so only an engine that runs the actor's library can serve it"
-_CPU_ATTN = "vLLM's CPU build always runs its own CPU_ATTN, whatever is asked for; the gap to sdpa is measured in each run"
+_CPU_ATTN = "vLLM's CPU build runs its own CPU_ATTN whatever is asked for; each run measures the gap to sdpa"
 
 FAMILIES: Mapping[str, Mapping[Component, Names]] = {
     "sdpa": {
@@ -46,7 +46,7 @@ FAMILIES: Mapping[str, Mapping[Component, Names]] = {
         "language_model": Names("eager", "transformers", NO_ROLLOUT_KERNEL, _NO_MATH, EAGER_DTYPES),
     },
 }
-"""Family -> component -> spellings. sdpa is torch's fused CPU kernel, math the plain three-step one. The autoencoders of
+"""Family -> component -> spellings. sdpa is torch's fused CPU kernel, math the plain three-step one. Autoencoders of
 diffusers call sdpa themselves and cannot be switched, so math is not offered for them."""
 
 ELSEWHERE: Mapping[str, str] = {
@@ -56,7 +56,7 @@ ELSEWHERE: Mapping[str, str] = {
     "xformers": "xformers' memory-efficient attention has no CPU kernel",
     "sage": "SageAttention quantises on an accelerator and has no backward pass",
     "cudnn": "cuDNN is a library of one accelerator vendor",
-    "flex": "flex attention has no backward pass on CPUs",
+    "flex": "flex attention must be compiled, and this device runs eager kernels only",
     "aiter": "AITER is a library of one accelerator vendor",
     "fusion_attention": "fusion attention is an operator of one accelerator vendor",
 }

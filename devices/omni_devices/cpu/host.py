@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,7 @@ def filesystem(folder: Path, proc: Path = PROC) -> str:
     target = folder.resolve()
     for line in _read(proc / "self" / "mountinfo").splitlines():
         before, _, after = line.partition(" - ")
-        mount = Path(before.split()[4].encode().decode("unicode_escape"))
+        mount = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4]))
         if target.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), after.split()[0]
     return kind

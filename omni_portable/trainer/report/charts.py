@@ -116,10 +116,12 @@ def _frame(lines: Sequence[Line], level: float | None) -> _Frame:
 
 def _axes(frame: _Frame, x_labels: Sequence[int] | None = None) -> str:
     parts = []
-    for tick in nice_ticks(frame.y0, frame.y1):
+    ticks = nice_ticks(frame.y0, frame.y1)
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.0
+    for tick in ticks:
         y = frame.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick, step)}</text>')
     if x_labels is None:
         marks = [(tick, tick_label(tick)) for tick in nice_ticks(frame.x0, frame.x1, 6) if tick == int(tick)]
     else:
@@ -190,8 +192,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(index * step, 12) if abs(step) > 1e-9 else index * step for index in range(first, last + 1)]
 
 
-def tick_label(value: float) -> str:
-    return f"{value:.10g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
+def tick_label(value: float, step: float = 0.0) -> str:
+    """A tick's text with as many digits as tell it from its neighbours, `step` away."""
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.10g}"
+    digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9) if step > 0 else 1
+    return f"{value:.{max(0, digits)}e}"
 
 
 def _in_words(points: Sequence[Point]) -> str:

@@ -79,8 +79,8 @@ def _clip_warning(data: RunData) -> str:
         return ""
     return (
         f'<p class="warning">The clip range algorithm.clip_ratio={esc(number(float(clip)))} is below the measured gap '
-        f"of actor and rollout (99th percentile up to {number(max(gaps))}): ratios are clipped by the difference of the "
-        "engines, not by the change of the policy.</p>"
+        f"of actor and rollout (99th percentile up to {number(max(gaps))}): ratios are clipped by the difference of "
+        "the engines, not by the change of the policy.</p>"
     )
 
 

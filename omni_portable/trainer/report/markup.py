@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+_NUMBER = re.compile(r"^[-+]?\d[\d.]*(e[-+]\d+)?%?$")
 
 
 class Raw(str):
@@ -28,12 +31,15 @@ def number(value: float | None, digits: int = 3) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Raw:
     """A table whose first column names the rows."""
     top = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{esc(row[0])}</th>' + "".join(f"<td>{esc(cell)}</td>" for cell in row[1:]) + "</tr>"
-        for row in rows
-    )
+    body = "".join(f'<tr><th scope="row">{esc(row[0])}</th>' + "".join(map(_cell, row[1:])) + "</tr>" for row in rows)
     title = f"<caption>{esc(caption)}</caption>" if caption else ""
     return Raw(f'<div class="scroll"><table>{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
+def _cell(value: Any) -> str:
+    """Numbers must not break at their minus sign."""
+    kind = ' class="n"' if _NUMBER.match(str(value)) else ""
+    return f"<td{kind}>{esc(value)}</td>"
 
 
 def definitions(value: Mapping[str, Any]) -> Raw:

@@ -1,0 +1,76 @@
+"""The run directory: one owner, whole writes, errors that teach."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from omni_portable.contracts.errors import RunDirectoryError
+from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_text
+
+
+def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+    with RunDirectory(Path(path), "auto"):
+        ready.set()
+        done.wait(30)
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(str(tmp_path / "run"), ready, done))
+    holder.start()
+    try:
+        assert ready.wait(60)
+        with pytest.raises(RunDirectoryError, match=f"process {holder.pid}"), RunDirectory(tmp_path / "run", "auto"):
+            pass
+    finally:
+        done.set()
+        holder.join()
+    with RunDirectory(tmp_path / "run", "auto") as directory:
+        assert (directory.path / "checkpoints").is_dir()
+
+
+def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("x")
+    with pytest.raises(RunDirectoryError, match="already holds a run"), RunDirectory(tmp_path, "never"):
+        pass
+    with RunDirectory(tmp_path, "auto"):
+        pass
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunDirectoryError, match="cannot write"), RunDirectory(tmp_path / "file" / "run", "never"):
+        pass
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "state.json"
+    write_text(target, "old")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(RunDirectoryError, match="no space left"):
+        write_text(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_errors_that_are_not_the_disks_pass_through(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="weird") as caught, disk_errors(tmp_path):
+        raise OSError(errno.EIO, "weird")
+    assert not isinstance(caught.value, RunDirectoryError)
+
+
+def test_too_little_space_is_refused_before_work_starts(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, "never") as directory:
+        with pytest.raises(RunDirectoryError, match="checkpoints needs about"):
+            directory.require_space(1 << 60, "checkpoints")
+        directory.require_space(1, "checkpoints")
