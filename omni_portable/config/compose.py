@@ -11,6 +11,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from omni_portable.config.quoting import quote_value
 from omni_portable.config.recipes import recipe_root
 from omni_portable.contracts.errors import ConfigError
 
@@ -27,10 +28,10 @@ def compose_recipe(path: Path) -> DictConfig:
         ConfigError: the file cannot be read, is no YAML mapping, or extends something that does not exist.
     """
     _check_readable(path)
-    search = str(recipe_root()).replace("\\", "\\\\").replace("'", "\\'")
+    search = quote_value(f"file://{recipe_root()}")
     try:
         with initialize_config_dir(config_dir=str(path.parent), version_base=HYDRA_VERSION_BASE):
-            composed = compose(path.stem, overrides=[f"hydra.searchpath=['file://{search}']"])
+            composed = compose(path.stem, overrides=[f"hydra.searchpath=[{search}]"])
     except yaml.YAMLError as error:
         raise ConfigError(f"a recipe that {path} extends is not valid YAML: {_one_line(error)}") from error
     except MissingConfigException as error:

@@ -43,15 +43,16 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None) -> Se
     window = f" x {trained} stochastic steps" if trained else " x the algorithm's stochastic steps"
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
-    exact = "micro-batches equal the rollout's packs: on-policy ratios start at exactly 1"
+    exact = "micro-batches equal the rollout's packs: with equal kernels on-policy ratios start at exactly 1"
     inexact = "micro-batches differ from the rollout's packs: on-policy ratios start near 1, the gap is measured"
     what = f"LoRA of rank {config.model.lora.rank}" if config.model.lora.rank else "all weights of the transformer"
     passes = "1 pass" if batches.epochs == 1 else f"{batches.epochs} passes"
+    steps = _several(batches.optimizer_steps, "optimizer step")
+    micro_batches = _several(batches.micro_batches, "micro-batch")
     return [
-        f"each update: {passes} over {batches.mini_batches} mini-batches of {batches.mini_batch_size} samples = "
-        f"{batches.optimizer_steps} optimizer steps on {what}",
-        f"  {batches.micro_batches} micro-batches of {batches.micro_batch_size}{last} per mini-batch{window}: "
-        f"{forwards} per rollout",
+        f"each update: {passes} over {_several(batches.mini_batches, 'mini-batch')} of "
+        f"{batches.mini_batch_size} samples = {steps} on {what}",
+        f"  {micro_batches} of {batches.micro_batch_size}{last} per mini-batch{window}: {forwards} per rollout",
         f"  {exact if batches.aligned else inexact}",
     ]
 
@@ -69,3 +70,8 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     else:
         lines.append("  no validation: data.validation is empty")
     return lines
+
+
+def _several(count: int, noun: str) -> str:
+    """'1 step', '2 steps', '2 mini-batches'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -16,6 +16,7 @@ from omni_portable.trainer.rundir import disk_errors, fsync_folder, write_json
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
+SUPERSEDED = "superseded-"
 _NAME = re.compile(r"^step_(\d{6,})$")
 
 
@@ -36,11 +37,14 @@ class TrainerState:
     fingerprint: str
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    """Hash of a file's content; `sync` makes it durable as well."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
+        if sync:
+            os.fsync(file.fileno())
     return digest.hexdigest()
 
 
@@ -58,9 +62,10 @@ def save_checkpoint(root: Path, state: TrainerState, write_parts: Callable[[Path
         try:
             write_parts(temporary)
             write_json(temporary / STATE, asdict(state))
-            hashes = {str(path.relative_to(temporary)): _sha256(path) for path in _files(temporary)}
+            hashes = {str(path.relative_to(temporary)): _sha256(path, sync=True) for path in _files(temporary)}
             write_json(temporary / MANIFEST, {"step": state.step, "sha256": hashes})
-            shutil.rmtree(final, ignore_errors=True)
+            if final.exists():
+                _remove(final)
             os.replace(temporary, final)
             fsync_folder(root)
         except BaseException:
@@ -79,11 +84,42 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def prune_checkpoints(root: Path, keep: int) -> None:
     """Remove all but the newest `keep` (0 keeps all) and whatever an interrupted write left."""
-    for leftover in root.glob(".writing-*"):
+    for leftover in (*root.glob(".writing-*"), *root.glob(".removing-*")):
         shutil.rmtree(leftover)
     if keep:
         for path in list_checkpoints(root)[:-keep]:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that no half of it is ever taken for one."""
+    doomed = path.with_name(f".removing-{path.name}")
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def rewind(run_dir: Path, step: int) -> list[Path]:
+    """Clear the way for the steps after `step`, which are done (again) by this process.
+
+    Validations of later steps go, as later rows of metrics do; later checkpoints (there are some when an older one was
+    named) are kept as ``superseded-step_NNNNNN``, since nothing else could bring them back.
+
+    Returns:
+        Where the later checkpoints are now.
+    """
+    kept = []
+    for path in _later(run_dir / "checkpoints", step):
+        aside = path.with_name(f"{SUPERSEDED}{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(path, aside)
+        kept.append(aside)
+    for path in _later(run_dir / "validation", step):
+        shutil.rmtree(path)
+    return kept
+
+
+def _later(root: Path, step: int) -> list[Path]:
+    return [path for path in list_checkpoints(root) if int(path.name.removeprefix("step_")) > step]
 
 
 def read_checkpoint(folder: Path) -> TrainerState:
@@ -96,8 +132,10 @@ def read_checkpoint(folder: Path) -> TrainerState:
     hint = "name another checkpoint with trainer.resume=FOLDER" if others else "start anew in another trainer.run_dir"
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint folder {folder}", remedy=hint, choices=others)
-    manifest = _read_json(folder / MANIFEST, hint, others)
-    for name, expected in manifest["sha256"].items():
+    hashes = _read_json(folder / MANIFEST, hint, others).get("sha256")
+    if not isinstance(hashes, dict) or STATE not in hashes:
+        raise CheckpointError(f"{folder / MANIFEST} does not list the checkpoint's files", remedy=hint, choices=others)
+    for name, expected in hashes.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"checkpoint {folder} lacks the file {name}", remedy=hint, choices=others)
@@ -105,7 +143,12 @@ def read_checkpoint(folder: Path) -> TrainerState:
             raise CheckpointError(
                 f"checkpoint {folder} is corrupt: {name} is not what was saved", remedy=hint, choices=others
             )
-    return TrainerState(**_read_json(folder / STATE, hint, others))
+    try:
+        return TrainerState(**_read_json(folder / STATE, hint, others))
+    except TypeError as error:
+        raise CheckpointError(
+            f"checkpoint {folder} was written by another version: {STATE} has other keys ({error})", remedy=hint
+        ) from error
 
 
 def _read_json(path: Path, hint: str, others: list[str]) -> dict:
@@ -125,4 +168,4 @@ def resolve_resume(run_dir: Path, resume: str) -> Path | None:
     if resume == "auto":
         found = list_checkpoints(run_dir / "checkpoints")
         return found[-1] if found else None
-    return Path(resume)
+    return Path(resume).expanduser()

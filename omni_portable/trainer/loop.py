@@ -141,6 +141,9 @@ class Loop:
         with self.clock.measure("validate"):
             async with self.turns.serving(policy):
                 result = await self.validation.run(step)
+        if result.grid is not None:
+            for logger in self.loggers:
+                logger.log_image(step, "validation", result.grid)
         return dict(result.metrics)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:

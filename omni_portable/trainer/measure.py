@@ -24,7 +24,7 @@ def row_timesteps(trajectories: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int]) -> dict[str, float]:
-    """Largest absolute log-prob gap of rollout and actor when the same transitions are scored in batches of other sizes.
+    """Largest absolute log-prob gap of rollout and actor when the same transitions are scored in batches of any size.
 
     Returns:
         ``rollout_corr/batch_shape_gap/<size>`` and ``/max``; sizes above the batch are left out.

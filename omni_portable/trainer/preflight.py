@@ -14,7 +14,7 @@ from omni_portable.contracts.algorithm import Algorithm
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest, Device, VerifyResult
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
-from omni_portable.data.prompts import PromptRow, load_prompts, refuse_overlap
+from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
 from omni_portable.reward.compose import RewardComposer
 
 
@@ -30,6 +30,7 @@ class Prepared:
     composer: RewardComposer
     train_rows: list[PromptRow]
     validation_rows: list[PromptRow]
+    sampler: PromptSampler[PromptRow]
 
 
 def prepare(config: RunConfig) -> Prepared:
@@ -43,8 +44,10 @@ def prepare(config: RunConfig) -> Prepared:
     name, options = split_name(config.algorithm)
     algorithm: Algorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
     composer = RewardComposer.from_config(config.reward)
+    _check_artifacts(config, composer)
     required = (*config.data.fields, *composer.requirements().fields)
     train = load_prompts(config.data.train, split="train", prompt_key=config.data.prompt_key, required_fields=required)
+    sampler = PromptSampler(train, config.data.train_batch_size, config.data.shuffle, config.trainer.seed)
     validation: list[PromptRow] = []
     if config.data.validation:
         validation = load_prompts(
@@ -59,7 +62,7 @@ def prepare(config: RunConfig) -> Prepared:
         attention=attention,
         options=plugin_options("model", config.model.family, config.model.options),
     )
-    return Prepared(device, dtype, load, requests, algorithm, composer, train, validation)
+    return Prepared(device, dtype, load, requests, algorithm, composer, train, validation, sampler)
 
 
 def split_name(section: dict) -> tuple[str, dict]:
@@ -77,6 +80,21 @@ def _dtype(config: RunConfig, device: Device) -> str:
             choices=capabilities.dtypes,
         )
     return config.device.dtype
+
+
+def _check_artifacts(config: RunConfig, composer: RewardComposer) -> None:
+    """What the scorers ask for, as they say themselves once they exist, must be something the model makes."""
+    produced = registry.spec("model", config.model.family).capabilities.get("artifacts")
+    if produced is None:
+        return
+    for name, modality in composer.requirements().artifacts.items():
+        if produced.get(name) != modality:
+            raise CapabilityError(
+                f"reward.scorers need the {modality} artifact '{name}', which model family '{config.model.family}' "
+                "does not produce",
+                remedy="use a scorer for what the model makes, or set the scorer's artifact option",
+                choices=[f"{made} ({kind})" for made, kind in sorted(produced.items())],
+            )
 
 
 def _select_attention(

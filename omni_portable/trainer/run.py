@@ -20,10 +20,9 @@ from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, SamplingPlan
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.data.prompts import PromptSampler
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
-from omni_portable.trainer.checkpoint import TrainerState, resolve_resume
+from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop, Producer
@@ -31,8 +30,8 @@ from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.requests import make_requests, round_seed
-from omni_portable.trainer.rundir import RunDirectory, write_json, write_text
-from omni_portable.trainer.saving import CheckpointStage, fingerprint, load_checkpoint
+from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
+from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
 from omni_portable.trainer.summary import summarise
 from omni_portable.trainer.timing import StageClock
@@ -62,12 +61,14 @@ def run(config: RunConfig) -> RunOutcome:
     prepared = prepare(config)
     with RunDirectory(run_directory(config), config.trainer.resume) as directory, _log_file(directory.path):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
-        write_text(directory.path / "config.yaml", to_yaml(config))
-        write_text(directory.path / "plan.txt", plan_text(config))
+        state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
+        if checkpoint is not None:
+            state = open_checkpoint(checkpoint, config)
         with ExitStack() as stack:
-            loop = _build(config, prepared, directory, checkpoint, stack)
+            loop = _build(config, prepared, directory, checkpoint, state, stack)
             asyncio.run(_train(loop))
-            loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
+            with disk_errors(directory.path / "export"):
+                loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
         summary = summarise(directory.path)
         write_json(directory.path / "summary.json", summary)
         return RunOutcome(directory.path, write_report(directory.path), summary)
@@ -81,7 +82,12 @@ async def _train(loop: Loop) -> None:
 
 
 def _build(
-    config: RunConfig, prepared: Prepared, directory: RunDirectory, checkpoint: Path | None, stack: ExitStack
+    config: RunConfig,
+    prepared: Prepared,
+    directory: RunDirectory,
+    checkpoint: Path | None,
+    state: TrainerState,
+    stack: ExitStack,
 ) -> Loop:
     device = prepared.device
     determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
@@ -96,15 +102,17 @@ def _build(
     )
     adapter = load_adapter(setup, ())
     verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
-    write_json(
-        directory.path / "environment.json",
-        describe_environment(device, prepared.dtype, prepared.load.attention, verified, determinism),
-    )
     directory.require_space(_space_needed(actor), "checkpoints, images and logs")
-    state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
     if checkpoint is not None:
-        state = load_checkpoint(checkpoint, actor, device, config)
+        restore(checkpoint, actor, device)
         log.info("continuing %s after step %d", checkpoint, state.step)
+    # Only now, when nothing of the new configuration can be refused any more, does it replace what is there.
+    for kept in rewind(directory.path, state.step):
+        log.info("a later checkpoint is kept as %s", kept)
+    write_text(directory.path / "config.yaml", to_yaml(config))
+    write_text(directory.path / "plan.txt", plan_text(config))
+    environment = describe_environment(device, prepared.dtype, prepared.load.attention, verified, determinism)
+    write_json(directory.path / "environment.json", environment)
     progress = make_progress(config.trainer.progress, config.trainer.total_steps, state.step)
     stack.callback(progress.close)
     return _wire(config, prepared, directory.path, actor, engine, adapter, state, progress, stack)
@@ -145,9 +153,7 @@ def _wire(
         )
     producer = Producer(
         config=config,
-        sampler=PromptSampler(
-            prepared.train_rows, config.data.train_batch_size, config.data.shuffle, config.trainer.seed
-        ),
+        sampler=prepared.sampler,
         algorithm=prepared.algorithm,
         schedule=schedule,
         rollout=rollout,
@@ -203,6 +209,9 @@ def _log_file(run_dir: Path) -> Iterator[None]:
     root.setLevel(logging.INFO)
     try:
         yield
+    except BaseException:
+        log.exception("the run stopped")
+        raise
     finally:
         root.removeHandler(handler)
         handler.close()

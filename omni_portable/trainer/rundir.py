@@ -7,14 +7,27 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from safetensors import SafetensorError
+
 from omni_portable.contracts.errors import RunDirectoryError
 
 LOCK_NAME = "run.lock"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
 
 
 @contextlib.contextmanager
@@ -22,18 +35,27 @@ def disk_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's complaints about a write into an error that names the path and the cure."""
     try:
         yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number in FULL:
             raise RunDirectoryError(
                 f"no space left on the disk that holds {path}; nothing that was already saved is lost",
                 remedy="free some space, then continue with trainer.resume=auto",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EDQUOT):
+        if number in REFUSED:
             raise RunDirectoryError(
-                f"cannot write {path}: {error.strerror}",
+                f"cannot write {path}: {os.strerror(number)}",
                 remedy="choose another trainer.run_dir or change its permissions",
             ) from error
         raise
+
+
+def _error_number(error: OSError | SafetensorError) -> int:
+    """The operating system's number (0: unknown); safetensors gives it as text, '... (os error 28)'."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found.group(1)) if found else 0
 
 
 def fsync_folder(folder: Path) -> None:
@@ -69,8 +91,8 @@ class RunDirectory:
     """Opens (and locks) the directory of one run; a context manager.
 
     Raises:
-        RunDirectoryError: another process holds it, it cannot be written, or it already holds a run and
-            `resume` is 'never'.
+        RunDirectoryError: another process holds it, it cannot be written, or it already holds a run that `resume`
+            does not continue.
     """
 
     def __init__(self, path: Path, resume: str) -> None:
@@ -110,12 +132,18 @@ class RunDirectory:
             lock.flush()
 
     def _refuse_second_run(self) -> None:
-        holds_run = (self.path / "config.yaml").exists()
-        if holds_run and self._resume == "never":
-            raise RunDirectoryError(
-                f"{self.path} already holds a run",
-                remedy="continue it with --resume (trainer.resume=auto), or choose another trainer.run_dir",
-            )
+        if self._resume == "auto" or not (self.path / "config.yaml").exists():
+            return
+        why = ""
+        if self._resume != "never":
+            folder = Path(self._resume).expanduser().resolve()
+            if folder.parent == (self.path / "checkpoints").resolve():
+                return
+            why = f", and trainer.resume={self._resume} is no checkpoint of it"
+        raise RunDirectoryError(
+            f"{self.path} already holds a run{why}",
+            remedy="continue it with --resume (trainer.resume=auto), or choose another trainer.run_dir",
+        )
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:

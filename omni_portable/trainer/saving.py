@@ -16,7 +16,7 @@ from omni_portable.contracts.device import Device
 from omni_portable.contracts.errors import CheckpointError
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.trainer.checkpoint import TrainerState, prune_checkpoints, read_checkpoint, save_checkpoint
-from omni_portable.trainer.rundir import write_json
+from omni_portable.trainer.rundir import disk_errors, write_json
 
 FREE_KEYS = {
     "recipe",
@@ -34,6 +34,8 @@ FREE_KEYS = {
     "consistency",
 }
 """Keys that may change between a checkpoint and its continuation: they do not enter the numbers."""
+SHOWN = 8
+"""Changed keys that an error lists."""
 
 
 def deciding_keys(config: RunConfig) -> dict[str, Any]:
@@ -74,12 +76,13 @@ class CheckpointStage:
         (folder / "actor").mkdir()
         self._actor.save(folder / "actor")
         rng = {"host": torch.get_rng_state(), "device": torch.as_tensor(self._device.rng_state())}
-        save_file(rng, folder / "rng.safetensors")
+        with disk_errors(folder):
+            save_file(rng, folder / "rng.safetensors")
         write_json(folder / "config.json", deciding_keys(self._config))
 
 
-def load_checkpoint(folder: Path, actor: TrainEngine, device: Device, config: RunConfig) -> TrainerState:
-    """Restore actor and random state.
+def open_checkpoint(folder: Path, config: RunConfig) -> TrainerState:
+    """Check that a checkpoint is whole and belongs to this run, before anything loads or is overwritten.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or was made with other settings (the message lists them).
@@ -90,15 +93,24 @@ def load_checkpoint(folder: Path, actor: TrainEngine, device: Device, config: Ru
             f"checkpoint {folder} was made with other settings: {_difference(folder, config)}",
             remedy="continue with the settings of the checkpoint, or start a new run in another trainer.run_dir",
         )
+    return state
+
+
+def restore(folder: Path, actor: TrainEngine, device: Device) -> None:
+    """Bring actor and random state back from a checkpoint that :func:`open_checkpoint` has checked."""
     actor.load(folder / "actor")
     rng = load_file(folder / "rng.safetensors")
     torch.set_rng_state(rng["host"])
     device.set_rng_state(rng["device"])
-    return state
 
 
 def _difference(folder: Path, config: RunConfig) -> str:
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     now = json.loads(json.dumps(deciding_keys(config), default=str))
-    changed = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
-    return ", ".join(f"{key}: {saved.get(key)!r} then, {now.get(key)!r} now" for key in changed[:8])
+    changed = sorted(key for key in saved.keys() | now.keys() if _value(saved, key) != _value(now, key))
+    shown = [f"{key}: {_value(saved, key)} then, {_value(now, key)} now" for key in changed[:SHOWN]]
+    return ", ".join(shown) + (f", and {len(changed) - SHOWN} more" if len(changed) > SHOWN else "")
+
+
+def _value(settings: dict[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "not set"

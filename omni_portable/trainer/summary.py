@@ -10,25 +10,27 @@ from typing import Any
 from omni_portable.trainer.validation import mean_and_stderr
 
 
-def read_scores(folder: Path) -> list[float]:
-    """Scores in request order from a validation folder's samples.jsonl."""
-    lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    return [float(json.loads(line)["score"]) for line in lines]
+def read_scores(folder: Path) -> dict[tuple[str, int], float]:
+    """(prompt id, sample index) -> score from a validation folder, in request order, without samples that have none."""
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {(row["prompt_id"], row["sample_index"]): float(row["score"]) for row in rows if row["score"] is not None}
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
     """The content of summary.json.
 
     `rise_stderr` treats the two validations as independent (the larger, safer figure); `paired_rise_stderr` uses that
-    they share prompts and seeds. Without two validations only the step reached is reported.
+    they share prompts and seeds, over the samples that have a score in both (0 without any). Without two validations
+    there are no figures.
     """
     folders = sorted(p for p in (run_dir / "validation").iterdir() if (p / "samples.jsonl").is_file())
     if len(folders) < 2:
         return {"validations": [f.name for f in folders]}
     before, after = read_scores(folders[0]), read_scores(folders[-1])
-    mean_before, error_before = mean_and_stderr(before)
-    mean_after, error_after = mean_and_stderr(after)
-    paired = mean_and_stderr([b - a for a, b in zip(before, after, strict=True)])[1]
+    mean_before, error_before = mean_and_stderr(list(before.values()))
+    mean_after, error_after = mean_and_stderr(list(after.values()))
+    changes = [after[key] - before[key] for key in before if key in after]
+    paired = mean_and_stderr(changes)[1] if changes else 0.0
     return {
         "validations": [f.name for f in folders],
         "samples": len(after),

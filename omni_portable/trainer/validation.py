@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from omni_portable.contracts.errors import RewardError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import RolloutRequest, Trajectory
 from omni_portable.data.media import image_grid, write_image
@@ -18,12 +20,14 @@ from omni_portable.trainer.stages import RewardStage, RolloutStage
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Mean total reward over N samples, its standard error, and the scores in request order."""
+    """Mean total reward over the N samples that could be scored, its standard error, their scores in request order,
+    and the picture that shows the first of them (None where the model makes no images)."""
 
     mean: float
     stderr: float
     scores: tuple[float, ...]
     metrics: Mapping[str, float]
+    grid: Path | None = None
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
@@ -46,10 +50,22 @@ class ValidationStage:
         self._requests, self._root, self._images = requests, root, images
 
     async def run(self, step: int) -> ValidationResult:
+        """Draw, score and write down.
+
+        Raises:
+            RewardError: no sample could be scored.
+        """
         trajectories = await self._rollout.run(self._requests)
         reward = await self._reward.run(trajectories)
         failed = set(reward.failed)
         kept = [i for i, t in enumerate(trajectories) if t.request.request_id not in failed]
+        if not kept:
+            first, why = next(iter(reward.errors.items()), ("", "unknown"))
+            raise RewardError(
+                f"validation at step {step}: none of the {len(trajectories)} samples could be scored; the first, "
+                f"'{first}': {why}",
+                remedy="mend the scorer; reward.on_error=drop_group leaves out single prompts, not all of them",
+            )
         mean, stderr = mean_and_stderr([reward.total[i] for i in kept])
         metrics = {
             "validation/reward_mean": mean,
@@ -58,10 +74,10 @@ class ValidationStage:
         }
         for name, values in reward.components.items():
             metrics[f"validation/{name}"] = sum(values[i] for i in kept) / len(kept)
-        self._write(step, trajectories, reward)
-        return ValidationResult(mean, stderr, tuple(reward.total[i] for i in kept), metrics)
+        grid = self._write(step, trajectories, reward)
+        return ValidationResult(mean, stderr, tuple(reward.total[i] for i in kept), metrics, grid)
 
-    def _write(self, step: int, trajectories: Sequence[Trajectory], reward: ComposedReward) -> None:
+    def _write(self, step: int, trajectories: Sequence[Trajectory], reward: ComposedReward) -> Path | None:
         folder = self._root / f"step_{step:06d}"
         with disk_errors(folder):
             (folder / "images").mkdir(parents=True, exist_ok=True)
@@ -72,15 +88,31 @@ class ValidationStage:
                 if image is not None and name is not None:
                     write_image(image, folder / name)
                     pictures.append(image)
-                    captions.append(f"{trajectory.request.prompt}\n{reward.total[index]:.2f}")
-                lines.append(json.dumps(_sample_row(index, trajectory, reward, name), sort_keys=True, default=str))
+                    captions.append(f"{trajectory.request.prompt}\n{_score_text(reward.total[index])}")
+                row = strict(_sample_row(index, trajectory, reward, name))
+                lines.append(json.dumps(row, sort_keys=True, default=str, allow_nan=False))
             write_text(folder / "samples.jsonl", "\n".join(lines) + "\n")
-            if pictures:
-                image_grid(pictures, captions).save(folder / "grid.png")
+            if not pictures:
+                return None
+            image_grid(pictures, captions).save(folder / "grid.png")
+            return folder / "grid.png"
+
+
+def strict(value: Any) -> Any:
+    """Plain data as strict JSON can hold it: a number that is not finite (a sample without a score) becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_image(artifacts: Mapping[str, MediaArtifact]) -> MediaArtifact | None:
     return next((a for _, a in sorted(artifacts.items()) if a.modality == "image"), None)
+
+
+def _score_text(score: float) -> str:
+    return f"{score:.2f}" if math.isfinite(score) else "no score"
 
 
 def _sample_row(index: int, trajectory: Trajectory, reward: ComposedReward, image: str | None) -> dict[str, object]:

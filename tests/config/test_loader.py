@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_portable.config import loader
 from omni_portable.config.loader import load_config, plugin_options, read_config, to_yaml
+from omni_portable.config.quoting import quote_value
 from omni_portable.contracts.errors import ConfigError
 from tests.config.fakes import RECIPE
 
@@ -192,3 +196,15 @@ def test_packaged_files_are_found_by_name_only():
     assert loader.resolve_model_path("~/x") == Path.home() / "x"
     with pytest.raises(ConfigError, match="glyph-sd9"):
         loader.resolve_model_path("builtin:glyph-sd9")
+
+
+@given(st.text(st.characters(min_codepoint=32, exclude_categories=("Cs",)), min_size=1))
+def test_any_text_survives_quoting(text):
+    value = OverridesParser.create().parse_override(f"trainer.run_dir={quote_value(text)}").value()
+    assert (value, type(value)) == (text, str)
+
+
+@pytest.mark.parametrize("text", ["null", "true", "1e3", "a/b", "X\u00f8", "a\\", "a\\'", "it's", "[a]", "a=b", " "])
+def test_texts_that_look_like_something_else(text):
+    value = OverridesParser.create().parse_override(f"k={quote_value(text)}").value()
+    assert (value, type(value)) == (text, str)

@@ -13,6 +13,7 @@ from omni_portable.trainer.checkpoint import (
     prune_checkpoints,
     read_checkpoint,
     resolve_resume,
+    rewind,
     save_checkpoint,
 )
 
@@ -39,6 +40,9 @@ def test_round_trip(tmp_path: Path) -> None:
         (lambda f: (f / "actor/weights.safetensors").unlink(), "lacks the file actor/weights.safetensors"),
         (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json holds no object"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "manifest.json does not list"),
+        (lambda f: (f / "manifest.json").write_text('{"sha256": {}}'), "manifest.json does not list"),
         (lambda f: (f / "trainer.json").write_text("{}"), "trainer.json is not what"),
     ],
 )
@@ -74,6 +78,59 @@ def test_an_interrupted_write_is_no_checkpoint_and_is_cleared_away(tmp_path: Pat
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step_000001"]
     prune_checkpoints(tmp_path, 1)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_an_interrupted_removal_is_no_checkpoint_and_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step), write_parts)
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune_checkpoints(tmp_path, 1)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_000002"]
+    prune_checkpoints(tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000002"]
+
+
+def test_a_step_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1), write_parts)
+    again = TrainerState(step=1, policy_version=9, submissions=9, fingerprint="def")
+    assert read_checkpoint(save_checkpoint(tmp_path, again, write_parts)) == again
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_a_state_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("omni_portable.trainer.checkpoint.asdict", lambda value: {"step": 1, "moon": "full"})
+        folder = save_checkpoint(tmp_path, state(1), write_parts)
+    with pytest.raises(CheckpointError, match="written by another version.*moon"):
+        read_checkpoint(folder)
+
+
+def test_rewinding_keeps_later_checkpoints_aside_and_drops_later_validations(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for step in (2, 4, 10):
+        save_checkpoint(root, state(step), write_parts)
+    for step in (0, 2, 4):
+        (tmp_path / "validation" / f"step_{step:06d}").mkdir(parents=True)
+    kept = rewind(tmp_path, 2)
+    assert [p.name for p in kept] == ["superseded-step_000004", "superseded-step_000010"]
+    assert read_checkpoint(kept[1]) == state(10), "whole, and usable by name"
+    assert [p.name for p in list_checkpoints(root)] == ["step_000002"]
+    assert sorted(p.name for p in (tmp_path / "validation").iterdir()) == ["step_000000", "step_000002"]
+    save_checkpoint(root, state(4), write_parts)
+    prune_checkpoints(root, 1)
+    assert resolve_resume(tmp_path, "auto") == root / "step_000004", "the continuation is the newest now"
+
+
+def test_rewinding_a_new_directory_does_nothing(tmp_path: Path) -> None:
+    assert rewind(tmp_path, 0) == []
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_text
@@ -41,6 +42,35 @@ def test_a_directory_with_a_run_is_refused_unless_resumed(tmp_path: Path) -> Non
         pass
     with RunDirectory(tmp_path, "auto"):
         pass
+
+
+def test_a_checkpoint_of_the_run_itself_continues_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("x")
+    with RunDirectory(tmp_path, str(tmp_path / "checkpoints" / "step_000001")):
+        pass
+
+
+def test_a_checkpoint_of_another_run_does_not_overwrite_this_one(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.yaml").write_text("x")
+    other = tmp_path / "a" / "checkpoints" / "step_000001"
+    with pytest.raises(RunDirectoryError, match="holds a run, and trainer.resume=.*step_000001 is no checkpoint of it"):
+        RunDirectory(tmp_path / "b", str(other)).__enter__()
+    with RunDirectory(tmp_path / "new", str(other)):
+        pass
+
+
+def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="cannot write.*name too long"):
+        RunDirectory(tmp_path / ("x" * 300), "never").__enter__()
+
+
+@pytest.mark.parametrize(("number", "message"), [(errno.ENOSPC, "no space left"), (errno.EROFS, "cannot write.*Read-")])
+def test_complaints_of_the_tensor_library_are_the_disks(tmp_path: Path, number: int, message: str) -> None:
+    with pytest.raises(RunDirectoryError, match=message), disk_errors(tmp_path):
+        raise SafetensorError(f"Error while serializing: I/O error: something (os error {number})")
+    with pytest.raises(SafetensorError, match="odd"), disk_errors(tmp_path):
+        raise SafetensorError("odd")
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:

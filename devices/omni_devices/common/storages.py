@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,46 +39,62 @@ class Slot:
         return self.storage.data_ptr(), self.nbytes
 
 
-def collect(owner: Owner, device_type: str, taken: set[int]) -> list[Slot]:
-    """Storages of the owner's tensors: parameters, their gradients and buffers, or an optimizer's state.
+def collect(owners: Sequence[tuple[str, Owner]], device_type: str, asleep: set[int]) -> dict[str, list[Slot]]:
+    """Storages by tag: of modules the parameters, their gradients and buffers; of optimizers the state.
+
+    A storage belongs to the first tag it is found under; its slot lists the tensors of all.
 
     Args:
+        owners: (tag, owner) in order.
         device_type: where every tensor must be.
-        taken: ids of storages to leave out, as they are counted elsewhere; those found here are added.
+        asleep: ids of storages to leave out, as they sleep already.
 
     Raises:
         LifecycleError: a tensor is elsewhere, has no plain storage, is shared with another process, or its storage
             has been released by somebody else.
     """
     slots: dict[int, Slot] = {}
+    found: dict[str, list[Slot]] = {}
     with torch.no_grad():  # a sharded tensor hands out its local part itself only without gradient
-        for name, outer, is_buffer in _named_tensors(owner):
-            for tensor in _plain(outer):
-                if tensor.numel() == 0:
-                    continue
-                _check(name, tensor, device_type)
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                if key in taken:
-                    continue
-                if storage.nbytes() == 0:
-                    raise LifecycleError(
-                        f"the storage of '{name}' was released outside of this pool",
-                        remedy="wake the pool that put it to sleep, and register shared tensors in one pool only",
-                    )
-                slot = slots.setdefault(key, Slot(storage, storage.nbytes(), name, is_bool=tensor.dtype == torch.bool))
-                slot.is_buffer |= is_buffer
-                if all(tensor is not known for known in slot.tensors):
-                    slot.tensors.append(tensor)
-    taken.update(slots)
-    return list(slots.values())
+        for tag, owner in owners:
+            mine = found.setdefault(tag, [])
+            for name, outer, is_buffer in _named_tensors(owner):
+                for tensor in _plain(outer):
+                    slot = _slot(name, tensor, device_type, asleep, slots, mine)
+                    if slot:
+                        slot.is_buffer |= is_buffer
+    return found
+
+
+def _slot(
+    name: str, tensor: Tensor, device_type: str, asleep: set[int], slots: dict[int, Slot], mine: list[Slot]
+) -> Slot | None:
+    """The slot the tensor lies in, new ones added to `slots` and `mine`; None where there is nothing to release."""
+    if tensor.numel() == 0:
+        return None
+    _check(name, tensor, device_type)
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key in asleep:
+        return None
+    if storage.nbytes() == 0:
+        raise LifecycleError(
+            f"the storage of '{name}' was released outside of this pool",
+            remedy="wake the pool that put it to sleep, and register shared tensors in one pool only",
+        )
+    if key not in slots:
+        slots[key] = Slot(storage, storage.nbytes(), name, is_bool=tensor.dtype == torch.bool)
+        mine.append(slots[key])
+    if all(tensor is not known for known in slots[key].tensors):
+        slots[key].tensors.append(tensor)
+    return slots[key]
 
 
 def check_owned(slots: list[Slot]) -> None:
     """Refuse storages that must be replaced to free them, while somebody outside holds the same memory.
 
-    Files mapped by safetensors and arrays lent by numpy cannot be resized; :func:`release` gives their tensors a
-    storage of their own, which would silently untie any other tensor on the old one.
+    Files mapped by safetensors and memory shared with numpy (also by a mere `tensor.numpy()`) cannot be resized;
+    :func:`release` gives their tensors a storage of their own, which would untie any other tensor on the old one.
 
     Raises:
         LifecycleError: names the tensor.
@@ -87,9 +103,9 @@ def check_owned(slots: list[Slot]) -> None:
     for slot in sorted((s for s in slots if not s.storage.resizable()), key=lambda s: s.storage.data_ptr()):
         holders = torch._C._storage_Use_Count(slot.storage._cdata) - len(slot.tensors) - 1
         if holders > 0 or slot.storage.data_ptr() < end:
-            other = "a tensor outside of the pool" if holders > 0 else f"'{last}'"
+            other = "a tensor (or a graph) outside of the pool" if holders > 0 else f"'{last}'"
             raise LifecycleError(
-                f"'{slot.name}' lies in memory that cannot be released (a mapped file or a numpy array) and that "
+                f"'{slot.name}' lies in memory that cannot be released (a mapped file, or shared with numpy) and that "
                 f"{other} uses too",
                 remedy="clone the tensor before it is shared, or register every module that shares it in one pool",
             )
@@ -153,7 +169,9 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
     """The tensor, or the ones that a wrapper (a sharded tensor) is made of."""
     if hasattr(tensor, "__tensor_flatten__"):
         for attribute in tensor.__tensor_flatten__()[0]:
-            yield from _plain(getattr(tensor, attribute))
+            part = getattr(tensor, attribute)
+            if isinstance(part, Tensor):  # a sharded tensor lists its mesh as well
+                yield from _plain(part)
     else:
         yield tensor
 

@@ -158,12 +158,9 @@ class HostSleepPool:
         return chosen
 
     def _collect(self, chosen: Sequence[SleepTag]) -> dict[SleepTag, list[Slot]]:
-        """Storages of the chosen tags. All awake tags are searched, in order, to settle who owns what is shared."""
-        taken = {slot.storage._cdata for entry in self._asleep.values() for slot in entry.slots}
-        found: dict[SleepTag, list[Slot]] = {tag: [] for tag in chosen}
-        for tag, owner in self._owners:
-            if tag not in self._asleep:
-                found.setdefault(tag, []).extend(storages.collect(owner, "cpu", taken))
+        """Storages of the chosen tags. All tags are searched, in order, to settle who owns what is shared."""
+        asleep = {slot.storage._cdata for entry in self._asleep.values() for slot in entry.slots}
+        found = storages.collect(self._owners, "cpu", asleep)
         return {tag: found[tag] for tag in chosen}
 
     def _prepare(self, found: dict[SleepTag, list[Slot]], level: int) -> dict[SleepTag, _Sleeping]:

@@ -38,6 +38,12 @@ class SD3Folder:
     encoders: Mapping[str, Mapping[str, Any]]
 
     @property
+    def absent_clip_width(self) -> int:
+        """Width of the one CLIP that is absent: what the others leave of pooled_projection_dim (0 where none is)."""
+        present = sum(int(self.encoders[name]["projection_dim"]) for name in CLIPS if name in self.encoders)
+        return int(self.transformer["pooled_projection_dim"]) - present
+
+    @property
     def vae_scale(self) -> int:
         """Pixels per latent along each side."""
         return int(2 ** (len(self.vae["block_out_channels"]) - 1))
@@ -76,8 +82,7 @@ class SD3Folder:
         """
         head_dim = int(self.transformer["attention_head_dim"])
         requests = [AttentionRequest("transformer", dtype, head_dim, backward=training)]
-        for name in CLIPS:
-            config = self.encoders[name]
+        for config in (self.encoders[name] for name in CLIPS if name in self.encoders):
             head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
             requests.append(AttentionRequest("text_encoder", dtype, head_dim, causal=True))
         if self.vae.get("mid_block_add_attention", True):
@@ -89,19 +94,15 @@ def read_folder(path: Path) -> SD3Folder:
     """Read and cross-check the config files of a diffusers SD3 folder.
 
     Raises:
-        ModelError: no such folder, not an SD3 pipeline, a missing file or key, parts that do not fit together, or a
-            CLIP that is absent (the stock pipeline defines no prompt encoding without both; T5 may be absent).
+        ModelError: no such folder, not an SD3 pipeline, a missing file or key, parts that do not fit together, or no
+            text encoder at all.
     """
     index = read_model_index(path, PIPELINE)
     check_component_class(path, index, "transformer", "SD3Transformer2DModel")
     check_component_class(path, index, "vae", "AutoencoderKL")
     present = [name for name in ENCODER_CLASSES if (index.get(name) or [None, None])[1] is not None]
-    absent = [name for name in CLIPS if name not in present]
-    if absent:
-        raise ModelError(
-            f"{path / 'model_index.json'} has no {' and no '.join(absent)}: SD3 needs both CLIP encoders",
-            remedy="only text_encoder_3 (T5) may be left out",
-        )
+    if not present:
+        raise ModelError(f"{path / 'model_index.json'} has no text encoder", choices=tuple(ENCODER_CLASSES))
     for name in present:
         check_component_class(path, index, name, ENCODER_CLASSES[name])
     folder = SD3Folder(
@@ -120,8 +121,9 @@ def read_folder(path: Path) -> SD3Folder:
 
 def _cross_check(folder: SD3Folder) -> None:
     transformer, joint = folder.transformer, int(folder.transformer["joint_attention_dim"])
-    widths = {name: int(folder.encoders[name]["hidden_size"]) for name in CLIPS}
-    pooled = sum(int(folder.encoders[name]["projection_dim"]) for name in CLIPS)
+    clips = [folder.encoders[name] for name in CLIPS if name in folder.encoders]
+    width = sum(int(config["hidden_size"]) for config in clips)
+    pooled = sum(int(config["projection_dim"]) for config in clips)
     facts = [
         (transformer["in_channels"], folder.vae["latent_channels"], "transformer in_channels", "VAE latent_channels"),
         (
@@ -130,20 +132,28 @@ def _cross_check(folder: SD3Folder) -> None:
             "transformer in_channels",
             "transformer out_channels",
         ),
-        (
-            transformer["pooled_projection_dim"],
-            pooled,
-            "transformer pooled_projection_dim",
-            "both CLIPs' projection_dim",
-        ),
     ]
+    if len(clips) == len(CLIPS):
+        facts.append(
+            (
+                transformer["pooled_projection_dim"],
+                pooled,
+                "transformer pooled_projection_dim",
+                "both CLIPs' projection_dim",
+            )
+        )
+    elif clips and folder.absent_clip_width <= 0:
+        raise ModelError(
+            f"{folder.path} does not fit together: one CLIP is absent, but the other's projection_dim {pooled} leaves "
+            f"nothing of the transformer's pooled_projection_dim {transformer['pooled_projection_dim']}"
+        )
     if T5 in folder.encoders:
         facts.append((joint, folder.encoders[T5]["d_model"], "transformer joint_attention_dim", "T5 d_model"))
     for left, right, left_name, right_name in facts:
         if left != right:
             raise ModelError(f"{folder.path} does not fit together: {left_name} is {left}, {right_name} is {right}")
-    if sum(widths.values()) > joint:
+    if width + (folder.absent_clip_width if len(clips) == 1 else 0) > joint:
         raise ModelError(
-            f"{folder.path} does not fit together: both CLIPs' hidden_size is {sum(widths.values())}, more than the "
+            f"{folder.path} does not fit together: the CLIPs' hidden_size is {width}, more than the "
             f"transformer's joint_attention_dim {joint}"
         )

@@ -1,8 +1,11 @@
-"""Prompt encoding of Stable Diffusion 3: two CLIPs and an optional T5, exactly as the stock pipeline does it.
+"""Prompt encoding of Stable Diffusion 3 from any subset of its encoders; with both CLIPs, as the stock pipeline does.
 
     CLIP part: penultimate hidden states of both CLIPs side by side, padded with zeros to the joint width;
     T5 part: last hidden states, or as many zero vectors where there is no T5;
     prompt embeddings: CLIP part, then T5 part, along the tokens; pooled: both CLIPs' projected pools side by side.
+
+A CLIP that is absent contributes zeros of its width to both (the stock pipeline does not define this case); without any
+CLIP there are no CLIP tokens.
 
 Prompts are encoded one at a time, so that an embedding does not depend (in its last bits) on which prompts it happened
 to be batched with, and a cached one equals a fresh one.
@@ -53,6 +56,8 @@ class TextEncoders:
         self._device, self._dtype = torch_device, dtype
         self._t5_tokens = max_sequence_length
         self._joint_width = int(folder.transformer["joint_attention_dim"])
+        self._pooled_width = int(folder.transformer["pooled_projection_dim"])
+        self._absent_width = folder.absent_clip_width
         self.models: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
         for name, config in folder.encoders.items():
@@ -63,17 +68,21 @@ class TextEncoders:
             if model.config._attn_implementation != kernel:  # type: ignore[union-attr]
                 raise ModelError(f"{folder.path / name} did not take the attention implementation '{kernel}'")
             self.models[name] = model.requires_grad_(False).to(torch_device)
-        self._clip_tokens = int(self._tokenizers[CLIPS[0]].model_max_length)
-        for name in CLIPS:
+        self._clips = [name for name in CLIPS if name in self.models]
+        self._clip_tokens = int(self._tokenizers[self._clips[0]].model_max_length) if self._clips else 0
+        for name in self._clips:
             positions = int(folder.encoders[name]["max_position_embeddings"])
             if self._clip_tokens > positions:
                 raise ModelError(
-                    f"{folder.path / 'tokenizer'} makes {self._clip_tokens} tokens, {name} has {positions} positions"
+                    f"the tokenizer of {folder.path / self._clips[0]} makes {self._clip_tokens} tokens, {name} has "
+                    f"{positions} positions"
                 )
 
     @torch.no_grad()
     def encode(self, prompt: str) -> Conditioning:
         """'prompt_embeds' (clip tokens + T5 tokens, joint width) and 'pooled_prompt_embeds' (pooled width)."""
+        if not self._clips:
+            return {"prompt_embeds": self._t5(prompt)[0], "pooled_prompt_embeds": self._zeros(self._pooled_width)}
         first, first_pooled = self._clip(CLIPS[0], prompt)
         second, second_pooled = self._clip(CLIPS[1], prompt)
         clip = torch.cat([first, second], dim=-1)
@@ -82,13 +91,18 @@ class TextEncoders:
         pooled = torch.cat([first_pooled, second_pooled], dim=-1)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
     def _clip(self, name: str, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if name not in self.models:
+            return self._zeros(1, self._clip_tokens, self._absent_width), self._zeros(1, self._absent_width)
         output = self.models[name](self._tokens(name, prompt, self._clip_tokens), output_hidden_states=True)
         return output.hidden_states[-2].to(self._dtype), output.text_embeds
 
     def _t5(self, prompt: str) -> torch.Tensor:
         if T5 not in self.models:
-            return torch.zeros((1, self._t5_tokens, self._joint_width), dtype=self._dtype, device=self._device)
+            return self._zeros(1, self._t5_tokens, self._joint_width)
         hidden: torch.Tensor = self.models[T5](self._tokens(T5, prompt, self._t5_tokens))[0]
         return hidden.to(self._dtype)
 

@@ -235,3 +235,41 @@ def test_unknown_levels_and_tags_are_refused_before_anything_sleeps(make_engine)
     engine.wake()
     engine.resume()
     assert len(generate(engine)) == 4
+
+
+class FailingPool:
+    """A real pool whose `sleep` fails, before or after it released the memory."""
+
+    def __init__(self, pool, *, released):
+        self.pool, self.released = pool, released
+
+    def sleep(self, level, tags):
+        if self.released:
+            self.pool.sleep(level, tags)
+        raise LifecycleError("too little memory was freed")
+
+    def wake(self, tags):
+        return self.pool.wake(tags)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("released", [False, True])
+def test_a_failed_sleep_leaves_the_engine_paused_and_awake(make_engine, new_weights, level, released):
+    engine = make_engine()
+    expected, stream = generate(engine), new_weights(engine)
+    engine.pause()
+    pool = engine._pool
+    engine._pool = FailingPool(pool, released=released)
+    with pytest.raises(LifecycleError, match="too little memory"):
+        engine.sleep(level)
+    engine._pool = pool
+    assert engine.health().state is EngineState.PAUSED
+    if released and level == 2:
+        with pytest.raises(LifecycleError, match="without weights"):
+            engine.resume()
+        engine.update_weights(stream, 1)
+        engine.resume()
+        assert not bit_equal(generate(engine), expected)
+    else:
+        engine.resume()
+        assert bit_equal(generate(engine), expected)

@@ -145,7 +145,7 @@ def test_weights_of_another_size_are_refused(folder):
     [
         ("transformer", {"in_channels": 8}, "transformer in_channels is 8, VAE latent_channels is 4"),
         ("transformer", {"pooled_projection_dim": 64}, "pooled_projection_dim is 64, both CLIPs' projection_dim is 32"),
-        ("transformer", {"joint_attention_dim": 30}, "both CLIPs' hidden_size is 32, more than"),
+        ("transformer", {"joint_attention_dim": 30}, "the CLIPs' hidden_size is 32, more than"),
         ("transformer", {"patch_size": "absent", "joint_attention_dim": "absent"}, "lacks the key"),
         ("text_encoder", {"max_position_embeddings": 8}, "makes 16 tokens, text_encoder has 8 positions"),
         ("text_encoder", {"vocab_size": 50}, "tokens, text_encoder embeds 50"),
@@ -171,10 +171,32 @@ def test_t5_width_must_fit(tmp_path):
         load(path)
 
 
-def test_a_folder_without_both_clips_is_refused(tmp_path):
-    path = build_tiny_sd3(tmp_path, encoders=("text_encoder_2", "text_encoder_3"))
-    with pytest.raises(ModelError, match="has no text_encoder: SD3 needs both CLIP encoders"):
+def test_a_folder_without_any_encoder_is_refused(tmp_path):
+    path = build_tiny_sd3(tmp_path, encoders=())
+    with pytest.raises(ModelError, match="has no text encoder"):
         load(path)
+
+
+@pytest.mark.parametrize("present", [("text_encoder",), ("text_encoder_2",), ("text_encoder_2", "text_encoder_3")])
+def test_an_absent_clip_contributes_zeros_of_its_width(tmp_path, present):
+    full = load(build_tiny_sd3(tmp_path / "full", encoders=("text_encoder", "text_encoder_2", "text_encoder_3")))
+    part = load(build_tiny_sd3(tmp_path / "part", encoders=present))
+    whole, some = full.encode(["a7"])[0], part.encode(["a7"])[0]
+    assert {name: t.shape for name, t in whole.items()} == {name: t.shape for name, t in some.items()}
+    width = whole["pooled_prompt_embeds"].shape[0] // 2
+    first, second = some["pooled_prompt_embeds"][:width], some["pooled_prompt_embeds"][width:]
+    assert bool(first.any()) == ("text_encoder" in present)
+    assert bool(second.any()) == ("text_encoder_2" in present)
+    clip = some["prompt_embeds"][:16]
+    assert bool(clip[:, :width].any()) == ("text_encoder" in present)
+    assert bool(clip[:, width : 2 * width].any()) == ("text_encoder_2" in present)
+
+
+def test_t5_alone_has_no_clip_tokens(tmp_path):
+    adapter = load(build_tiny_sd3(tmp_path, encoders=("text_encoder_3",)))
+    conditioning = adapter.encode(["a7"])[0]
+    assert conditioning["prompt_embeds"].shape[0] == 256
+    assert not conditioning["pooled_prompt_embeds"].any()
 
 
 def test_a_tokenizer_without_vocabulary_is_refused(folder):

@@ -18,7 +18,7 @@ from omni_backends.rollout.native.denoise import PackRun, Prompted
 from omni_backends.rollout.native.weights import PolicyWeights
 from omni_portable.config.loader import plugin_options
 from omni_portable.contracts.device import SleepTag
-from omni_portable.contracts.errors import ModelError, WeightSyncError
+from omni_portable.contracts.errors import LifecycleError, ModelError, WeightSyncError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import DiffusionAdapter
@@ -126,7 +126,11 @@ class NativeRolloutEngine:
         """
         with self._operation("sleep") as started:
             self._lifecycle.require_level(level)
-            slept = self._pool.sleep(level, ("weights",))
+            try:
+                slept = self._pool.sleep(level, ("weights",))
+            except LifecycleError:
+                self._undo_sleep(level)
+                raise
             self._lifecycle.slept(level)
             return self._ack("sleep", started, moved=slept.bytes, detail=f"level {level}; {slept.detail}".rstrip("; "))
 
@@ -276,6 +280,15 @@ class NativeRolloutEngine:
     def _inject(self, adapter: DiffusionAdapter) -> LoraInfo | None:
         config = self._setup.config
         return inject_configured_lora(adapter, config.model.lora, config.trainer.seed)
+
+    def _undo_sleep(self, level: int) -> None:
+        """After a failed sleep: wake what the pool left asleep, and remember where that lost the weights."""
+        try:
+            self._pool.wake(("weights",))
+        except LifecycleError:
+            return  # the pool put nothing to sleep
+        self._lifecycle.slept(level)
+        self._lifecycle.woke(("weights",))
 
     def _restore_base(self) -> None:
         """After sleep level 2, what updates do not bring (a LoRA's base, buffers) comes from the model folder again."""

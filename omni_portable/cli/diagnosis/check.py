@@ -1,0 +1,23 @@
+"""One finding of the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, what was found, and what to change where it is not right."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        label = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}[self.status]
+        tail = f"\n       to fix it: {self.remedy}" if self.remedy else ""
+        return f"{label}  {self.name}: {self.found}{tail}"

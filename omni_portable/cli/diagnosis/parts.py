@@ -1,0 +1,88 @@
+"""Plugins, recipes and devices: is everything that is registered really there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_portable.cli.diagnosis.check import Check
+from omni_portable.config.loader import load_config
+from omni_portable.config.recipes import list_recipes
+from omni_portable.contracts import registry
+from omni_portable.contracts.errors import OmniPortableError
+
+UNUSABLE = (OmniPortableError, ImportError, OSError, RuntimeError, AttributeError)
+"""What a broken plugin, library or driver raises when it is loaded or asked."""
+
+
+def plugin_checks(load: bool) -> Iterator[Check]:
+    """Every registered plugin's description; with `load` its code too, which imports torch."""
+    names = [(kind, name) for kind in registry.GROUPS for name in registry.names(kind)]
+    problems = 0
+    for kind, name in names:
+        try:
+            spec = registry.spec(kind, name)
+            if load:
+                spec.load()
+        except UNUSABLE as error:
+            problems += 1
+            yield Check(f"{kind} '{name}'", "fail", one_line(error), remedy_of(error, "reinstall its package"))
+    if not names:
+        yield Check(
+            "plugins", "fail", "none is registered", "pip install -e . (entry points are written on installation)"
+        )
+    elif not problems:
+        yield Check("plugins", "ok", f"{len(names)} registered" + (" and importable" if load else ""))
+
+
+def recipe_checks() -> Iterator[Check]:
+    """Every packaged recipe must pass its own checks."""
+    names = list_recipes()
+    problems = 0
+    for name in names:
+        try:
+            load_config(name)
+        except OmniPortableError as error:
+            problems += 1
+            yield Check(f"recipe '{name}'", "fail", error.problem, error.remedy)
+    if not names:
+        yield Check("recipes", "warn", "no packaged recipe was found", "reinstall omni-portable")
+    elif not problems:
+        yield Check("recipes", "ok", f"{len(names)} packaged recipes pass their checks")
+
+
+def device_checks(ask: bool) -> Iterator[Check]:
+    """Which devices are present; with `ask` each is asked what it is, which imports torch and touches its driver."""
+    present = 0
+    for name in registry.names("device"):
+        try:
+            device_class = registry.load("device", name)
+            available, found = device_class.available()
+            if not available:
+                yield Check(f"device '{name}'", "ok", f"not present: {found}")
+                continue
+            present += 1
+            yield Check(f"device '{name}'", "ok", _identity(device_class) if ask else f"present: {found}")
+        except UNUSABLE as error:
+            yield Check(
+                f"device '{name}'", "fail", one_line(error), remedy_of(error, "look at the driver's installation")
+            )
+    if not present:
+        yield Check("devices", "fail", "no device is usable", "install a package that registers a device")
+
+
+def _identity(device_class: type) -> str:
+    device = device_class("")
+    identity, capabilities = device.identity(), device.capabilities()
+    memory = device.memory.stats()
+    generation = f" ({identity.generation})" if identity.generation else ""
+    room = f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+    return f"{identity.count} x {identity.model}{generation}, {room}, default dtype {capabilities.default_dtype}"
+
+
+def one_line(error: BaseException) -> str:
+    text = error.problem if isinstance(error, OmniPortableError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
+def remedy_of(error: BaseException, otherwise: str) -> str:
+    return (error.remedy if isinstance(error, OmniPortableError) else "") or otherwise

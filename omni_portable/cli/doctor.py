@@ -1,0 +1,65 @@
+"""`omni-portable doctor`: will this installation work, and if not, what to change."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_portable.cli.diagnosis.check import Check
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this installation and say what to change",
+        description="Check Python, package versions, plugins, recipes, devices, memory and disk. Versions are compared "
+        "before anything is imported. Exit code 0: usable (warnings may remain), 1: something must be changed.",
+    )
+    parser.add_argument("--quick", action="store_true", help="import no torch and ask no driver")
+    parser.add_argument("--json", action="store_true", help="print findings as JSON")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    checks = []
+    for check in diagnose(arguments.quick):
+        checks.append(check)
+        if not arguments.json:
+            print(check.line(), flush=True)
+    failed = [check for check in checks if check.status == "fail"]
+    if arguments.json:
+        found = [dataclasses.asdict(check) for check in checks]
+        print(json.dumps({"ok": not failed, "checks": found}, indent=2))
+    else:
+        print(f"\n{len(failed)} to change" if failed else "\nready: try `omni-portable quickstart`")
+    return 1 if failed else 0
+
+
+def diagnose(quick: bool) -> Iterator[Check]:
+    """All findings, the cheap and fundamental ones first.
+
+    When a required package is missing or of the wrong version, nothing is imported after that: what such a set does on
+    import is no finding, and may be a crash.
+    """
+    from omni_portable.cli.diagnosis.check import Check
+    from omni_portable.cli.diagnosis.packages import package_checks
+
+    sound = True
+    for check in package_checks():
+        sound = sound and check.status != "fail"
+        yield check
+    if not sound:
+        yield Check("further checks", "warn", "left out until the packages above are right")
+        return
+    from omni_portable.cli.diagnosis.machine import machine_checks
+    from omni_portable.cli.diagnosis.parts import device_checks, plugin_checks, recipe_checks
+
+    yield from machine_checks(Path("runs"))
+    yield from plugin_checks(load=not quick)
+    yield from recipe_checks()
+    yield from device_checks(ask=not quick)

@@ -1,0 +1,25 @@
+"""`omni-portable report RUN_DIR`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "report",
+        help="write the HTML report of a run, finished or not",
+        description="Write one self-contained HTML file about a run: result, pictures, curves, consistency, timings.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where to write (RUN_DIR/report.html)")
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from omni_portable.trainer.report import write_report
+
+    print(write_report(arguments.run_dir, arguments.out))
+    return 0

@@ -1,0 +1,121 @@
+"""Taking turns: the order of lifecycle calls, versions, and serving an average for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_portable.contracts.errors import RewardError, WeightSyncError
+from omni_portable.trainer.consistency import SyncProof
+from omni_portable.trainer.turns import SyncTurns, push_weights
+from tests.support.requests import make_request
+from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
+
+
+def make_turns(sleep_level: int = 0, version: int = 3) -> tuple[SyncTurns, RecordingActor, RecordingEngine, list[int]]:
+    actor, engine, produced = RecordingActor(), RecordingEngine(), []
+
+    async def produce(step: int) -> None:
+        produced.append(step)
+
+    proof = SyncProof(actor, engine, probe=None)  # type: ignore[arg-type]
+    return SyncTurns(produce, actor, engine, proof, sleep_level, version), actor, engine, produced  # type: ignore[arg-type]
+
+
+def test_one_step_without_sleep() -> None:
+    turns, actor, engine, produced = make_turns()
+
+    async def step() -> None:
+        await turns.fill(4)
+        await turns.before_update()
+        actor.values["current"] = 7.0
+        await turns.publish()
+
+    asyncio.run(step())
+    assert produced == [4]
+    assert engine.calls == ["pause", "update current v4", "resume", "checksum"]
+    assert (engine.held, turns.version) == (7.0, 4)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_one_step_with_sleep(level: int) -> None:
+    turns, _, engine, _ = make_turns(sleep_level=level)
+
+    async def step() -> None:
+        await turns.before_update()
+        await turns.publish()
+
+    asyncio.run(step())
+    assert engine.calls == ["pause", f"sleep {level}", "wake", "update current v4", "resume", "checksum"]
+
+
+def test_the_average_is_served_and_then_the_current_policy_again() -> None:
+    turns, actor, engine, _ = make_turns()
+    actor.values |= {"current": 7.0, "ema": 5.0}
+    served = []
+
+    async def validate() -> None:
+        async with turns.serving("ema"):
+            served.append(engine.held)
+
+    asyncio.run(validate())
+    assert served == [5.0]
+    assert engine.held == 7.0
+    expected = ["pause", "update ema v4", "resume", "checksum", "pause", "update current v5", "resume", "checksum"]
+    assert engine.calls == expected
+    assert turns.version == 5
+
+
+def test_serving_the_current_policy_moves_nothing() -> None:
+    turns, _, engine, _ = make_turns()
+
+    async def validate() -> None:
+        async with turns.serving("current"):
+            pass
+
+    asyncio.run(validate())
+    assert engine.calls == []
+    assert turns.version == 3
+
+
+def test_the_current_policy_comes_back_when_validation_fails() -> None:
+    turns, actor, engine, _ = make_turns()
+    actor.values |= {"current": 7.0, "ema": 5.0}
+
+    async def validate() -> None:
+        async with turns.serving("ema"):
+            raise RewardError("scorer down")
+
+    with pytest.raises(RewardError, match="scorer down"):
+        asyncio.run(validate())
+    assert engine.held == 7.0
+    assert engine.calls[-2:] == ["resume", "checksum"]
+
+
+def test_a_refused_update_raises_and_leaves_the_engine_paused_at_its_version() -> None:
+    turns, _, engine, _ = make_turns()
+    engine.broken = True
+
+    async def step() -> None:
+        await turns.before_update()
+        await turns.publish()
+
+    with pytest.raises(WeightSyncError, match="out of memory"):
+        asyncio.run(step())
+    assert engine.calls == ["pause", "update current v4"], "never resumed"
+    assert turns.version == 3
+
+
+def test_weights_that_arrived_altered_are_found() -> None:
+    turns, actor, engine, _ = make_turns()
+    actor.weights = lambda policy="current": (policy, 99.0)  # type: ignore[method-assign]
+    with pytest.raises(WeightSyncError, match="'w' differs"):
+        asyncio.run(push_weights(actor, engine, turns.proof, 4))  # type: ignore[arg-type]
+
+
+def test_the_probe_runs_after_the_engine_resumed() -> None:
+    actor, engine = RecordingActor(), RecordingEngine()
+    proof = SyncProof(actor, engine, make_request(0))  # type: ignore[arg-type]
+    asyncio.run(push_weights(actor, engine, proof, 1))  # type: ignore[arg-type]
+    assert engine.calls == ["update current v1", "resume", "checksum", "generate 1"]
