@@ -61,10 +61,13 @@ class RolloutConfig:
     num_steps: int = 8
     """Denoising steps."""
     height: int = 512
+    """Pixels of a sample; a family may ask for multiples of a size."""
     width: int = 512
+    """Pixels of a sample, as `rollout.height`."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 turns it off (one forward per step)."""
     negative_prompt: str = ""
+    """Prompt that guidance moves away from, for every sample; needs a rollout.guidance_scale other than 1."""
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
     sleep_level: int = 0
@@ -78,10 +81,15 @@ class ActorConfig:
     engine: str = "single"
     """Train engine (an entry point of omni_portable.train_engines)."""
     lr: float = 1e-4
+    """Learning rate of AdamW."""
     weight_decay: float = 0.01
+    """Weight decay of AdamW."""
     beta1: float = 0.9
+    """AdamW's decay of the mean of gradients."""
     beta2: float = 0.999
+    """AdamW's decay of the mean of squared gradients."""
     eps: float = 1e-8
+    """AdamW's term beside the root of the squared gradients."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up."""
     grad_clip: float = 1.0
@@ -95,6 +103,7 @@ class ActorConfig:
     ema_decay: float = 0.0
     """Exponential moving average of the trained weights; 0 turns it off. Validation then uses the average."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them; saves memory, costs time."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the engine."""
 
@@ -118,11 +127,13 @@ class DataConfig:
     validation: str = ""
     """Held-out prompts; empty turns validation off. With 'builtin:NAME' the packaged validation split."""
     prompt_key: str = "prompt"
+    """Field that holds the prompt."""
     fields: list[str] = field(default_factory=list)
     """Further fields every row must have, besides those that the scorers declare."""
     train_batch_size: int = 12
     """Prompts per rollout."""
     shuffle: bool = True
+    """A fresh order for every pass over the prompts; false keeps the order of the file."""
     max_validation_prompts: int = 0
     """0 uses all of them."""
 
@@ -134,6 +145,7 @@ class TrainerConfig:
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""
     seed: int = 0
+    """All randomness of the run follows from it: noise, order of prompts, initial LoRA matrices."""
     run_dir: str = ""
     """Where everything is written; empty means runs/<recipe>."""
     resume: str = "never"
@@ -145,11 +157,13 @@ class TrainerConfig:
     validate_interval: int = 0
     """Steps between validations; 0 validates only before and after."""
     validate_before: bool = True
+    """Validate before the first step, to have something to compare with."""
     validation_samples: int = 1
     """Samples per validation prompt, always with the same seeds."""
     validation_images: int = 16
     """Samples drawn on the validation grid."""
     loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Where metrics go; the report needs 'jsonl'."""
     progress: str = "auto"
     """'rich' draws a live display, 'plain' prints a line per step, 'auto' draws on a terminal, 'off' is silent."""
 
@@ -157,15 +171,19 @@ class TrainerConfig:
 @dataclass
 class LauncherConfig:
     name: str = "local"
+    """Launcher (an entry point of omni_portable.launchers): where the roles run."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the launcher."""
 
 
 @dataclass
 class DataPlaneConfig:
     name: str = "local"
+    """Data plane (an entry point of omni_portable.data_planes): where finished groups wait."""
     max_staleness: int = 0
     """Largest difference of policy versions a group may have when it is trained on."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the data plane."""
 
 
 @dataclass
@@ -189,6 +207,7 @@ class RunConfig:
     """Filled in by the loader: the recipe's path as given."""
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: dict[str, Any] = field(default_factory=dict)
+    """Name of the algorithm and its options."""
     device: DeviceConfig = field(default_factory=DeviceConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)

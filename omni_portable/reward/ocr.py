@@ -24,6 +24,7 @@ class OcrOptions:
     keep: Keep = "alphanumeric"
     """Characters that count: 'alphanumeric', 'visible' (all but white space) or 'all'."""
     case_sensitive: bool = False
+    """Whether upper and lower case count as different."""
     model_dir: str = ""
     """Folder with the PP-OCRv6 ONNX files; empty takes those inside the rapidocr package."""
 

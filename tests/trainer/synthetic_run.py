@@ -21,6 +21,15 @@ ENVIRONMENT = {
     "device": {"name": "cpu", "model": "Test CPU <16 cores>", "count": 1},
     "versions": {"torch": "2.13.0", "python": "3.11.7"},
     "attention": {"transformer": {"family": "sdpa", "actor": "native", "reason": "default"}},
+    "attention_verified": [
+        {
+            "choice": {"component": "transformer"},
+            "max_forward_error": 5e-7,
+            "max_backward_error": None,
+            "tolerance": 1e-5,
+        }
+    ],
+    "extra": {"anything": ["else", {"may": "stand"}]},
     "determinism": {"applied": {"threads": "2"}, "not_promised": ["other thread counts"]},
 }
 

@@ -73,6 +73,9 @@ def test_a_finished_run(tmp_path):
         "at most 0.001 (consistency.max_logprob_gap)",
         "algorithm.clip_ratio=1.00e-05",
         "other thread counts",
+        "5.00e-07",
+        "not run",
+        "may stand",
         "Scorer ocr",
     ):
         assert part in page.text, part
@@ -213,6 +216,13 @@ def test_many_pairs_are_cut_off_with_a_note(tmp_path):
     page = parsed(write_report(run_dir))
     assert len(page.alts) == 48
     assert "6 more are in the run directory" in page.text
+
+
+def test_odd_environments_do_not_break_the_report(tmp_path):
+    run_dir = write_run(tmp_path / "run")
+    for odd in ({"determinism": "not asked for"}, {"attention": {}, "versions": None, "device": None}, {"x": {}}):
+        (run_dir / "environment.json").write_text(json.dumps(odd))
+        parsed(write_report(run_dir))
 
 
 def test_reports_load_without_torch():

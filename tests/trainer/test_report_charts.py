@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omni_portable.trainer.report.charts import (
@@ -30,6 +30,9 @@ def svg_of(chart: str) -> ET.Element:
 
 
 @given(st.lists(st.one_of(st.none(), finite), min_size=1, max_size=30))
+@example([5e-324])
+@example([1.0, 1.0 + 2**-52, None, 1.0])
+@example([-1e12, 1e12])
 def test_curves_stay_inside_the_frame(values):
     chart = line_chart("t", [Line("a", list(enumerate(values)))])
     if all(value is None for value in values):

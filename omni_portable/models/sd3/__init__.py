@@ -10,14 +10,11 @@ from omni_portable.contracts.registry import PluginSpec
 
 @dataclass(frozen=True)
 class SD3Options:
-    """Keys of `model.options` for the family 'sd3'.
-
-    Args:
-        max_sequence_length: T5 tokens of a prompt, 1 to 512; without a T5 as many zero embeddings take their place, as
-            in the stock pipeline.
-    """
+    """Keys of `model.options` for the family 'sd3'."""
 
     max_sequence_length: int = 256
+    """T5 tokens of a prompt, 1 to 512; without a T5 as many zero embeddings take their place, as in the stock
+    pipeline."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sequence_length <= 512:

@@ -110,7 +110,11 @@ def _frame(lines: Sequence[Line], level: float | None) -> _Frame:
                 error = (line.errors or {}).get(step) or 0.0
                 values += [value - error, value + error]
     low, high = min(values), max(values)
-    margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    scale = max(abs(low), abs(high))
+    if scale < 1e-300:
+        low, high, scale = 0.0, 1.0, 1.0  # a flat zero lies on the floor, not in the middle of a made-up range
+    # Differences in the last digits of equal values are rounding, not a curve.
+    margin = (high - low) * 0.06 if high - low > scale * 1e-9 else scale * 0.05
     return _Frame(min(steps), max(max(steps), min(steps) + 1), low - margin, high + margin)
 
 

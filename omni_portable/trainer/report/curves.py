@@ -51,7 +51,7 @@ def timing_section(data: RunData) -> Raw:
     """Seconds by stage, per step and in total."""
     names = [name.removeprefix("timing_s/") for name in data.names("timing_s/")]
     stages = [name for name in STAGES if name in names] + [n for n in names if n not in STAGES and n != "step"]
-    steps = sorted(data.rows)
+    steps = [step for step, row in sorted(data.rows.items()) if any(name.startswith("timing_s/") for name in row)]
     stacks = {stage: [data.rows[step].get(f"timing_s/{stage}") or 0.0 for step in steps] for stage in stages}
     if not any(sum(values) for values in stacks.values()):
         return section("Time", "time", "<p>No timings have been written.</p>")

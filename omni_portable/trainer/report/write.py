@@ -7,7 +7,8 @@ from pathlib import Path
 
 from omni_portable.trainer.report.consistency import consistency_section
 from omni_portable.trainer.report.curves import curves_section, timing_section
-from omni_portable.trainer.report.markup import Raw, definitions, details, esc, section
+from omni_portable.trainer.report.environment import environment_section
+from omni_portable.trainer.report.markup import Raw, details, esc, section
 from omni_portable.trainer.report.page import page
 from omni_portable.trainer.report.pictures import pictures
 from omni_portable.trainer.report.read import RunData, read_run
@@ -46,17 +47,12 @@ def render(data: RunData) -> str:
         curves_section(data),
         consistency_section(data),
         timing_section(data),
-        _environment(data),
+        environment_section(data),
         _configuration(data),
     ]
     name = data.run_dir.resolve().name
     written = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return page(f"Run report: {name}", f"{data.run_dir.resolve()} · written {written}", sections, data.notes)
-
-
-def _environment(data: RunData) -> Raw:
-    body = definitions(data.environment) if data.environment else "<p>environment.json has not been written.</p>"
-    return section("Environment", "environment", body)
 
 
 def _configuration(data: RunData) -> Raw:
