@@ -20,6 +20,7 @@ check: $(STAMP)
 	$(BIN)/python ci/check_core_names.py
 	$(BIN)/python ci/check_sizes.py
 	$(BIN)/python ci/check_torch_free.py
+	$(BIN)/python ci/generate_docs.py --check
 
 bench: $(STAMP)
 	$(BIN)/pytest tests/benchmarks --benchmark-only --benchmark-json=build/benchmarks.json $(ARGS)

@@ -73,4 +73,4 @@ def resume_hint(recipe: str, overrides: list[str]) -> str:
     """How to continue an interrupted run."""
     kept = [text for text in overrides if not text.startswith("trainer.resume=")]
     command = shlex.join(["omni-portable", "train", recipe, *kept, "trainer.resume=auto"])
-    return f"Checkpoints that were saved are whole; continue from the newest with:\n  {command}"
+    return f"Saved checkpoints are whole; continue from the newest (without one, from the start) with:\n  {command}"

@@ -32,7 +32,7 @@ def _rollout_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     return [
         f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} samples "
         f"of {rollout.height} x {rollout.width} pixels",
-        f"  {batches.packs} packs of up to {batches.pack_size} x {rollout.num_steps} denoising steps = "
+        f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size} x {rollout.num_steps} denoising steps = "
         f"{batches.packs * rollout.num_steps} forwards{guided}",
     ]
 
@@ -60,8 +60,8 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None) -> Se
 def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     steps = config.trainer.total_steps
     lines = [
-        f"the run: {steps} rollouts, {steps * batches.samples} samples, "
-        f"{steps * batches.optimizer_steps} optimizer steps",
+        f"the run: {_several(steps, 'rollout')}, {steps * batches.samples} samples, "
+        f"{_several(steps * batches.optimizer_steps, 'optimizer step')}",
     ]
     if config.data.validation:
         every = config.trainer.validate_interval

@@ -137,6 +137,13 @@ class Trajectory:
     batch_row: int = 0
     engine: str = ""
 
+    def __repr__(self) -> str:
+        """Without tensors: event loops format the results of their tasks, and formatting tensors takes seconds."""
+        return (
+            f"Trajectory({self.request.request_id!r}, version={self.policy_version}, "
+            f"steps={tuple(self.step_indices.shape)}, artifacts={sorted(self.artifacts)})"
+        )
+
     def fields(self) -> dict[str, Any]:
         """Flat form with ``media_artifact__<name>`` keys and ``metadata.media_artifacts``, as stored in a data plane."""
         flat: dict[str, Any] = {PREFIX + name: artifact for name, artifact in self.artifacts.items()}

@@ -75,11 +75,13 @@ def test_usage_errors(arguments, capsys):
 
 def test_train_hands_over_the_configuration_and_prints_the_result(trained, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    assert main(["train", RECIPE, f"trainer.run_dir={run_dir}", "--resume", "rollout.n=4"]) == 0
+    assert (
+        main(["train", RECIPE, f"trainer.run_dir={run_dir}", "--resume", "rollout.n=4", "data.train_batch_size=3"]) == 0
+    )
     (config,) = trained.configs
     assert (config.rollout.n, config.trainer.resume) == (4, "auto")
     shown = capsys.readouterr().out
-    assert "12 prompts x 4 samples = 48 samples" in shown
+    assert "3 prompts x 4 samples = 12 samples" in shown
     assert "rose from 0.410 to 0.710" in shown
     assert f"{run_dir}/report.html" in shown
 

@@ -90,7 +90,8 @@ class ToyAdapter:
         self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None = None
     ) -> list[Conditioning]:
         self.encoded += prompts
-        return [{"tokens": _tokens(prompt)} for prompt in prompts]
+        inputs = media if media is not None else [{}] * len(prompts)
+        return [{"tokens": _tokens(prompt) + _shade(named)} for prompt, named in zip(prompts, inputs, strict=True)]
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         return {"tokens": torch.stack([conditioning["tokens"] for conditioning in conditionings])}
@@ -136,3 +137,9 @@ class ToyAdapter:
 def _tokens(prompt: str) -> torch.Tensor:
     seed = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=7).digest(), "big")
     return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def _shade(media: Mapping[str, MediaArtifact]) -> float:
+    """Mean brightness of the input image; 0 without one."""
+    image = media.get("image")
+    return 0.0 if image is None or isinstance(image.data, str) else image.data.float().mean().item() / 255.0

@@ -226,10 +226,44 @@ def test_a_sample_that_is_not_finite_is_named_and_leaves_the_engine_usable(make_
     assert len(generate(engine, [make_request(1)])) == 1
 
 
-def test_unlike_media_are_encoded_separately(make_engine):
+def test_media_reach_the_encoder_and_unlike_media_are_encoded_separately(make_engine):
     engine = make_engine()
     black, white = (
         {"image": MediaArtifact("image", "image", torch.full((3, 2, 2), v, dtype=torch.uint8), "CHW")} for v in (0, 255)
     )
-    generate(engine, [make_request(i, media=media) for i, media in enumerate((black, white, black))])
+    trajectories = generate(engine, [make_request(i, media=media) for i, media in enumerate((black, white, black))])
     assert len(engine._adapter.encoded) == 2
+    tokens = [t.conditioning["tokens"] for t in trajectories]
+    assert torch.equal(tokens[0], tokens[2])
+    torch.testing.assert_close(tokens[1] - tokens[0], torch.ones_like(tokens[0]))
+
+
+@pytest.mark.parametrize("windows", [[(0, 2)], [(0, 2), (1, 2)]])
+def test_every_step_draws_its_own_noise(make_engine, windows):
+    engine = make_engine()
+    requests = [
+        make_request(i, plan=replace(PLAN, kind="dance_sde", stochastic_steps=windows[i % len(windows)]))
+        for i in range(2)
+    ]
+    for trajectory in generate(engine, requests):
+        for w, step in enumerate(trajectory.step_indices.tolist()):
+            with torch.no_grad():
+                outcome = transition(
+                    engine._adapter,
+                    latents=trajectory.latents[w][None],
+                    step_index=torch.tensor([step]),
+                    schedule=SCHEDULE,
+                    kind="dance_sde",
+                    noise_level=PLAN.noise_level,
+                    conditioning={"tokens": trajectory.conditioning["tokens"][None]},
+                    noise=unit_noise([trajectory.request], step, (4, 4, 4)),
+                )
+            torch.testing.assert_close(outcome.next_latents[0], trajectory.next_latents[w], rtol=0, atol=1e-5)
+
+
+def test_printing_a_result_does_not_print_its_tensors(make_engine):
+    result = asyncio.run(make_engine().generate([make_request(0), make_request(1)]))
+    text = repr(result)
+    assert "'r0'" in text
+    assert "tensor" not in text
+    assert len(text) < 400
