@@ -60,7 +60,7 @@ class AttentionChoice:
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """What the device is, as read from its driver; `generation` as in the device's tables ('sm90', 'a3', '' for CPU)."""
+    """What the device is, as read from its driver; `generation` as in its tables ('sm90', 'a3', '' for CPU)."""
 
     name: str
     generation: str
@@ -166,7 +166,7 @@ class Collectives(Protocol):
     def init_process_group(self, rank: int, world_size: int, init_method: str, timeout_s: float = 600.0) -> None: ...
 
     def self_test(self, timeout_s: float = 60.0) -> dict[str, float]:
-        """Run each collective once on known inputs; returns seconds per collective; raises `DeviceError` if one is wrong."""
+        """Run each collective once on known inputs; seconds per collective; `DeviceError` if one is wrong."""
         ...
 
     def weight_channels(self) -> tuple[str, ...]: ...

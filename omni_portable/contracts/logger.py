@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class MetricLogger(Protocol):
-    """Constructed as ``Logger(options, run_dir, resumed_from)``; `resumed_from` is the last completed step on resume, so
-    that later rows an interrupted run wrote are dropped."""
+    """Constructed as ``Logger(options, run_dir, resumed_from)``; `resumed_from` is the last completed step on resume,
+    so that later rows an interrupted run wrote are dropped."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

@@ -82,7 +82,7 @@ class DiffusionAdapter(Protocol):
     ) -> torch.Tensor:
         """d latents / d sigma, fp32, same shape as latents (B, ...); timesteps (B,) fp32 = sigma * timestep_scale.
 
-        With `negative` given and guidance_scale != 1 the family's guidance rule is applied (both halves in one forward).
+        With `negative` given and guidance_scale != 1 the family's guidance rule applies (both halves in one forward).
         """
         ...
 

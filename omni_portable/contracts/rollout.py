@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 StepKind = Literal["ode", "sde", "cps", "dance_sde"]
 Conditioning = dict[str, "torch.Tensor"]
-"""Named tensors a model needs beside latents and sigma; one prompt: no batch dimension, a batch: leading dimension B."""
+"""Named tensors a model needs beside latents and sigma; no batch dimension for one prompt, a leading B for a batch."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Trajectory:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Flat form with ``media_artifact__<name>`` keys and ``metadata.media_artifacts``, as stored in a data plane."""
+        """Flat form with ``media_artifact__<name>`` keys and ``metadata.media_artifacts``, as data planes store it."""
         flat: dict[str, Any] = {PREFIX + name: artifact for name, artifact in self.artifacts.items()}
         flat["metadata.media_artifacts"] = sorted(self.artifacts)
         return flat
@@ -158,7 +158,7 @@ class Trajectory:
 
 @dataclass
 class RolloutResult:
-    """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and what was aborted."""
+    """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and the aborted."""
 
     trajectories: list[Trajectory]
     aborted: tuple[str, ...] = ()
@@ -213,3 +213,7 @@ class RolloutEngine(Protocol):
         ...
 
     def health(self) -> EngineHealth: ...
+
+    def statistics(self) -> dict[str, float]:
+        """``perf/rollout/...`` metrics since the last call: achieved batch sizes, forwards, cache hits, seconds by part."""
+        ...

@@ -21,7 +21,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class LoraInfo:
-    """What a LoRA update must bind: the scale is part of the proof, since stale scales have gone unnoticed elsewhere."""
+    """What a LoRA update must bind: the scale is part of the proof, since a stale scale changes no tensor."""
 
     rank: int
     alpha: float

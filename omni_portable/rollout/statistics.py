@@ -38,16 +38,16 @@ class RolloutStatistics:
             self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - started
 
     def take(self) -> dict[str, float]:
-        """The figures since the last call, as ``rollout/...`` metrics; then all start again at zero.
+        """The figures since the last call, as ``perf/rollout/...`` metrics; then all start again at zero.
 
-        `rollout/batch_size/*` is absent when nothing ran: there is no mean of no batches.
+        `perf/rollout/batch_size/*` is absent when nothing ran: there is no mean of no batches.
         """
-        figures: dict[str, float] = {"rollout/batches": float(len(self._batches))}
+        figures: dict[str, float] = {"perf/rollout/batches": float(len(self._batches))}
         if self._batches:
-            figures["rollout/batch_size/mean"] = sum(self._batches) / len(self._batches)
-            figures["rollout/batch_size/min"] = float(min(self._batches))
-            figures["rollout/batch_size/max"] = float(max(self._batches))
-        figures.update((f"rollout/{name}", float(amount)) for name, amount in self._counts.items())
-        figures.update((f"rollout/seconds/{stage}", seconds) for stage, seconds in self._seconds.items())
+            figures["perf/rollout/batch_size/mean"] = sum(self._batches) / len(self._batches)
+            figures["perf/rollout/batch_size/min"] = float(min(self._batches))
+            figures["perf/rollout/batch_size/max"] = float(max(self._batches))
+        figures.update((f"perf/rollout/{name}", float(amount)) for name, amount in self._counts.items())
+        figures.update((f"perf/rollout/seconds/{stage}", seconds) for stage, seconds in self._seconds.items())
         self._batches, self._counts, self._seconds = [], dict.fromkeys(self._counters, 0), {}
         return figures

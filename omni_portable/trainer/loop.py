@@ -99,14 +99,15 @@ class Loop:
             last = step == trainer.total_steps
             if self.validation is not None and (last or _due(step, trainer.validate_interval)):
                 metrics |= await self._validate(step)
-            self._log(step, metrics | self.clock.take())
+            self._log(step, metrics | throughput(metrics, timing := self.clock.take()) | timing)
             if last or _due(step, trainer.save_interval):
                 self._save(step)
 
     async def _step(self, step: int) -> dict[str, float]:
         await self.turns.fill(step)
         groups = self.buffer.sample(self.buffer.available(self.turns.version), self.turns.version)
-        metrics = reward_metrics(groups) | self.buffer.statistics() | {"reward/dropped_groups": self._dropped()}
+        metrics = reward_metrics(groups) | self.buffer.statistics() | self.engine.statistics()
+        metrics["reward/dropped_groups"] = float(self.producer.dropped_groups)
         await self.turns.before_update()
         self.progress.stage(f"step {step}: update")
         with self.clock.measure("update"):
@@ -130,9 +131,6 @@ class Loop:
         with self.clock.measure("sync"):
             await self.turns.publish()
         return metrics
-
-    def _dropped(self) -> float:
-        return float(self.producer.dropped_groups)
 
     async def _validate(self, step: int) -> dict[str, float]:
         assert self.validation is not None
@@ -177,12 +175,24 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward/min": rewards.min().item(),
         "reward/max": rewards.max().item(),
         "reward/groups": float(len(groups)),
+        "reward/samples": float(len(rewards)),
         "reward/zero_std_groups": sum(len(set(g.rewards)) == 1 for g in groups) / len(groups),
     }
     for name in groups[0].components:
         values = [v for g in groups for v in g.components[name]]
         metrics[f"reward/{name}"] = sum(values) / len(values)
     return metrics
+
+
+def throughput(metrics: Mapping[str, float], timing: Mapping[str, float]) -> dict[str, float]:
+    """Samples per second of rollout alone and of the whole step, and the share of the step outside its stages."""
+    samples, step = metrics["reward/samples"], timing["timing_s/step"]
+    inside = sum(timing[f"timing_s/{stage}"] for stage in ("rollout", "reward", "update", "sync"))
+    return {
+        "perf/rollout_samples_per_s": samples / timing["timing_s/rollout"],
+        "perf/samples_per_s": samples / step,
+        "perf/outside_stages": 1 - inside / step,
+    }
 
 
 def advantage_metrics(advantages: torch.Tensor) -> dict[str, float]:

@@ -26,7 +26,10 @@ def make_requests(
     seed: int,
     round_name: str,
 ) -> list[RolloutRequest]:
-    """`samples` requests per prompt, those of one prompt adjacent, in prompt order."""
+    """`samples` requests per prompt, those of one prompt adjacent, in prompt order.
+
+    A row's own 'negative_prompt' wins over rollout.negative_prompt.
+    """
     return [
         RolloutRequest(
             request_id=f"{round_name}/{index:05d}/{sample:03d}",
@@ -35,7 +38,7 @@ def make_requests(
             sample_index=sample,
             seed=seed,
             prompt=row.prompt,
-            negative_prompt=rollout.negative_prompt,
+            negative_prompt=str(row.metadata.get("negative_prompt") or rollout.negative_prompt),
             height=rollout.height,
             width=rollout.width,
             schedule=schedule,

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from omni_backends.rollout.native.engine import NativeRolloutEngine
 
+from omni_backends.rollout.native.engine import NativeRolloutEngine
 from omni_portable.config.loader import resolve_model_path
 from omni_portable.contracts.rollout import SamplingPlan
 from tests.support.engines import make_setup
@@ -23,7 +23,9 @@ def test_rollout_throughput(benchmark, max_num_seqs):
     result = benchmark.pedantic(lambda: asyncio.run(engine.generate(requests)), rounds=3, warmup_rounds=1)
     figures = engine.statistics()
     assert len(result.trajectories) == COUNT
-    assert figures["rollout/batch_size/mean"] == max_num_seqs
-    assert figures["rollout/forwards"] == 4 * STEPS * COUNT / max_num_seqs  # a warm-up round and three measured ones
+    assert figures["perf/rollout/batch_size/mean"] == max_num_seqs
+    assert (
+        figures["perf/rollout/forwards"] == 4 * STEPS * COUNT / max_num_seqs
+    )  # a warm-up round and three measured ones
     benchmark.extra_info["images_per_second"] = COUNT / benchmark.stats.stats.mean
     benchmark.extra_info["seconds"] = {k.rpartition("/")[2]: v for k, v in figures.items() if "/seconds/" in k}

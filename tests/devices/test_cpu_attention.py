@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from omni_devices.common import attention_check, library_kernels
 from omni_devices.cpu import families
 from omni_devices.cpu.attention import CpuAttention
-from torch import Tensor
-
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest
 from omni_portable.contracts.errors import AttentionMismatch, AttentionUnavailable
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 from omni_devices.common import collective_check
 from omni_devices.cpu.collectives import GlooCollectives
 from omni_devices.cpu.device import CpuDevice
-
 from omni_portable.contracts.errors import DeviceError, LifecycleError
 
 NAMES = ["all_gather_into_tensor", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter_tensor"]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+
 from omni_devices.cpu import SPEC, profile
 from omni_devices.cpu.device import CpuDevice
-
 from omni_portable.contracts import registry
 from omni_portable.contracts.device import Device
 from omni_portable.contracts.errors import DeviceError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from omni_devices.cpu import cgroup, host
 
+from omni_devices.cpu import cgroup, host
 from omni_portable.contracts.errors import DeviceError
 
 GIB = 1 << 30

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omni_devices.cpu import hostcopy, memory, sleep
-from omni_devices.cpu.memory import HostMemory
-from omni_devices.cpu.sleep import HostSleepPool
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from omni_devices.cpu import hostcopy, memory, sleep
+from omni_devices.cpu.memory import HostMemory
+from omni_devices.cpu.sleep import HostSleepPool
 from omni_portable.contracts.device import SleepPool
 from omni_portable.contracts.errors import LifecycleError
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+
 from omni_devices.cpu.device import CpuDevice
 from omni_devices.cpu.sleep import HostSleepPool
-from torch import nn
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from omni_backends.dataplane.local import LocalDataPlane
 
+from omni_backends.dataplane.local import LocalDataPlane
 from omni_portable.contracts.errors import ConfigError, DataError
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from tests.support.requests import make_group

@@ -46,19 +46,19 @@ def test_close_lets_go_of_what_is_pending():
 
 def test_statistics_report_and_reset():
     statistics = RolloutStatistics(("forwards",))
-    assert statistics.take() == {"rollout/batches": 0.0, "rollout/forwards": 0.0}
+    assert statistics.take() == {"perf/rollout/batches": 0.0, "perf/rollout/forwards": 0.0}
     for size in (4, 2):
         statistics.batch(size)
     statistics.count("forwards", 3)
     with statistics.timed("denoise"):
         pass
     figures = statistics.take()
-    assert figures.pop("rollout/seconds/denoise") >= 0.0
+    assert figures.pop("perf/rollout/seconds/denoise") >= 0.0
     assert figures == {
-        "rollout/batches": 2.0,
-        "rollout/batch_size/mean": 3.0,
-        "rollout/batch_size/min": 2.0,
-        "rollout/batch_size/max": 4.0,
-        "rollout/forwards": 3.0,
+        "perf/rollout/batches": 2.0,
+        "perf/rollout/batch_size/mean": 3.0,
+        "perf/rollout/batch_size/min": 2.0,
+        "perf/rollout/batch_size/max": 4.0,
+        "perf/rollout/forwards": 3.0,
     }
-    assert statistics.take() == {"rollout/batches": 0.0, "rollout/forwards": 0.0}
+    assert statistics.take() == {"perf/rollout/batches": 0.0, "perf/rollout/forwards": 0.0}

@@ -1,0 +1,1 @@
+"""Data planes: where finished groups wait between rollout and training."""

@@ -1,6 +1,6 @@
 import pytest
-from omni_backends.dataplane.local import LocalDataPlane
 
+from omni_backends.dataplane.local import LocalDataPlane
 from omni_portable.contracts import registry
 from omni_portable.contracts.dataplane import DataPlane, GroupTag
 from omni_portable.contracts.errors import DataError

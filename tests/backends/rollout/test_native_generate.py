@@ -143,7 +143,7 @@ def test_mixed_shapes_are_packed_apart_and_come_back_in_order(make_engine):
     assert [t.request.request_id for t in trajectories] == [r.request_id for r in requests]
     assert [t.final_latents.shape[1] for t in trajectories] == [4, 8] * 3
     figures = engine.statistics()
-    assert (figures["rollout/batches"], figures["rollout/batch_size/mean"]) == (2.0, 3.0)
+    assert (figures["perf/rollout/batches"], figures["perf/rollout/batch_size/mean"]) == (2.0, 3.0)
 
 
 def test_guidance_uses_the_negative_prompt(make_engine):
@@ -164,11 +164,11 @@ def test_prompts_are_encoded_once_and_counted(make_engine):
     generate(engine, [make_request(i) for i in range(8)])
     assert engine._adapter.encoded == ["prompt 0", "prompt 1"]
     figures = engine.statistics()
-    assert (figures["rollout/prompt_cache/hits"], figures["rollout/prompt_cache/misses"]) == (6.0, 2.0)
-    assert (figures["rollout/requests"], figures["rollout/forwards"]) == (8.0, 4.0)
+    assert (figures["perf/rollout/prompt_cache/hits"], figures["perf/rollout/prompt_cache/misses"]) == (6.0, 2.0)
+    assert (figures["perf/rollout/requests"], figures["perf/rollout/forwards"]) == (8.0, 4.0)
     generate(engine, [make_request(0, guidance_scale=2.0, negative_prompt="ugly")])
     figures = engine.statistics()
-    assert (figures["rollout/prompt_cache/hits"], figures["rollout/prompt_cache/misses"]) == (1.0, 1.0)
+    assert (figures["perf/rollout/prompt_cache/hits"], figures["perf/rollout/prompt_cache/misses"]) == (1.0, 1.0)
 
 
 def test_the_cache_does_not_change_a_bit(make_engine):
@@ -199,7 +199,7 @@ def test_packs_follow_max_num_seqs(make_engine):
     trajectories = generate(engine, [make_request(i) for i in range(10)])
     assert [t.batch_size for t in trajectories] == [4] * 8 + [2] * 2
     assert [t.batch_row for t in trajectories] == [0, 1, 2, 3] * 2 + [0, 1]
-    assert engine.statistics()["rollout/forwards"] == 3.0 * SCHEDULE.num_steps
+    assert engine.statistics()["perf/rollout/forwards"] == 3.0 * SCHEDULE.num_steps
 
 
 def test_a_plan_that_cannot_run_is_refused_before_anything_runs(make_engine):

@@ -33,7 +33,7 @@ def test_abort_mid_denoise_discards_the_named_and_leaves_the_others_bit_equal(ma
     assert ack.aborted == result.aborted == ("r1", "r3")
     assert [t.request.request_id for t in result.trajectories] == ["r0", "r2"]
     assert bit_equal(result.trajectories, [undisturbed[0], undisturbed[2]])
-    assert engine.statistics()["rollout/aborted"] == 2.0
+    assert engine.statistics()["perf/rollout/aborted"] == 2.0
 
 
 def test_abort_of_all_stops_the_computation(make_engine):

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 import torch
-from omni_backends.rollout.native.engine import NativeRolloutEngine
 
+from omni_backends.rollout.native.engine import NativeRolloutEngine
 from omni_portable.contracts.rollout import SamplingPlan
 from omni_portable.models.lora import inject_configured_lora, lora_named_tensors
 from omni_portable.models.policy import split_conditioning, transition

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from omni_backends.rollout.native import weights as weights_module
 
+from omni_backends.rollout.native import weights as weights_module
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
 from omni_portable.contracts.weights import WeightManifest
@@ -225,7 +225,6 @@ def test_checksums_by_name_reach_the_base_and_name_the_unknown(make_engine):
 
 def test_a_lost_base_that_cannot_be_read_again_keeps_the_engine_paused(make_engine, new_weights, monkeypatch):
     from omni_backends.rollout.native import engine as engine_module
-
     from omni_portable.contracts.errors import LifecycleError, ModelError
 
     engine = make_engine()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omni_backends.training.ema import Ema, PolicyCopy
-from omni_backends.training.optim import MasterOptimizer
 from torch import nn
 
+from omni_backends.training.ema import Ema, PolicyCopy
+from omni_backends.training.optim import MasterOptimizer
 from omni_portable.config.schema import ActorConfig
 from omni_portable.contracts.errors import ConfigError
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
+
 from omni_backends.training.policies import lora_disabled, swapped_in
 from omni_backends.training.single.engine import SingleTrainEngine
-
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import CapabilityError, ConfigError, LifecycleError
 from omni_portable.models.weights import receive

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from omni_backends.rollout.native.engine import NativeRolloutEngine
 from omni_backends.training.single.engine import SingleTrainEngine
-
 from omni_portable.algorithms.flow_grpo.algorithm import FlowGRPO
 from omni_portable.algorithms.flow_grpo.options import FlowGRPOOptions
 from omni_portable.config.schema import RunConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from omni_backends.training.single.engine import SingleTrainEngine
 
+from omni_backends.training.single.engine import SingleTrainEngine
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import CheckpointError, RunDirectoryError
 from tests.backends.training.toy import (

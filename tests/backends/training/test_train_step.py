@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omni_backends.training.single.engine import SingleTrainEngine
 
+from omni_backends.training.single.engine import SingleTrainEngine
 from omni_portable.contracts.algorithm import LossRows, Requires
 from omni_portable.contracts.errors import CapabilityError, ConsistencyError, DataError, NonFiniteError
 from omni_portable.contracts.rollout import SamplingPlan, Schedule

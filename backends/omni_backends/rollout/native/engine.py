@@ -172,7 +172,7 @@ class NativeRolloutEngine:
         return EngineHealth(self._lifecycle.state, self._lifecycle.policy_version, len(self._inflight), detail)
 
     def statistics(self) -> dict[str, float]:
-        """``rollout/...`` metrics since the last call: achieved batch sizes, forwards, cache look-ups, seconds."""
+        """``perf/rollout/...`` metrics since the last call: achieved batch sizes, forwards, cache look-ups, seconds."""
         with self._lock:
             return self._statistics.take()
 
