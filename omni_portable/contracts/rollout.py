@@ -215,5 +215,5 @@ class RolloutEngine(Protocol):
     def health(self) -> EngineHealth: ...
 
     def statistics(self) -> dict[str, float]:
-        """``perf/rollout/...`` metrics since the last call: achieved batch sizes, forwards, cache hits, seconds by part."""
+        """``perf/rollout/...`` metrics since the last call: batch sizes, forwards, cache hits, seconds by part."""
         ...

@@ -197,4 +197,17 @@ def _load(
                 f"first '{names[0]}'",
                 remedy="config and weights must come from the same checkpoint",
             )
+    _own_buffers(model)
     return model.eval()
+
+
+def _own_buffers(module: torch.nn.Module) -> None:
+    """Give every buffer that is a view a tensor of its own.
+
+    Loaders leave buffers as views of a mapped file; the view keeps its base alive, and with it memory that sleep could
+    not release (parameters are detached from theirs when they are made).
+    """
+    for child in module.modules():
+        for name, buffer in child._buffers.items():
+            if buffer is not None and buffer._is_view():
+                child._buffers[name] = buffer.detach().clone()

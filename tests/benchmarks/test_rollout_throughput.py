@@ -24,8 +24,6 @@ def test_rollout_throughput(benchmark, max_num_seqs):
     figures = engine.statistics()
     assert len(result.trajectories) == COUNT
     assert figures["perf/rollout/batch_size/mean"] == max_num_seqs
-    assert (
-        figures["perf/rollout/forwards"] == 4 * STEPS * COUNT / max_num_seqs
-    )  # a warm-up round and three measured ones
+    assert figures["perf/rollout/forwards"] == 4 * STEPS * COUNT / max_num_seqs  # 1 warm-up + 3 measured
     benchmark.extra_info["images_per_second"] = COUNT / benchmark.stats.stats.mean
     benchmark.extra_info["seconds"] = {k.rpartition("/")[2]: v for k, v in figures.items() if "/seconds/" in k}

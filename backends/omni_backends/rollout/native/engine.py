@@ -15,7 +15,7 @@ import torch
 from omni_backends.rollout.native import NativeOptions
 from omni_backends.rollout.native.artifacts import decode
 from omni_backends.rollout.native.denoise import PackRun, Prompted
-from omni_backends.rollout.native.weights import PolicyWeights, own_buffers
+from omni_backends.rollout.native.weights import PolicyWeights
 from omni_portable.config.loader import plugin_options
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import LifecycleError, ModelError, WeightSyncError
@@ -64,7 +64,6 @@ class NativeRolloutEngine:
         module = self._adapter.transformer
         self._weights = PolicyWeights(module, self._inject(self._adapter))
         module.eval().requires_grad_(False)
-        own_buffers(module)
         self._pool = setup.device.memory.pool("rollout")
         self._pool.register("weights", module)
         self._cache = PromptCache(config.rollout.prompt_cache_size, self._encode)

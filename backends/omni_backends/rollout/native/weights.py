@@ -12,18 +12,6 @@ from omni_portable.models.lora import lora_named_tensors, verify_lora
 from omni_portable.models.weights import apply_tensors, canonical_name, checksums, named_tensors, receive
 
 
-def own_buffers(module: torch.nn.Module) -> None:
-    """Give every buffer that is a view a tensor of its own.
-
-    Loaders leave buffers as views of a mapped file; the view keeps its base alive, and with it memory that sleep could
-    not release (parameters are detached from theirs when they are made).
-    """
-    for child in module.modules():
-        for name, buffer in child._buffers.items():
-            if buffer is not None and buffer._is_view():
-                child._buffers[name] = buffer.detach().clone()
-
-
 class PolicyWeights:
     """The tensors of a transformer that weight updates replace: its LoRA matrices, or all of its parameters.
 
