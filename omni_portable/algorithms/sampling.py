@@ -44,13 +44,18 @@ def stochastic_plan(schedule: Schedule, kind: StepKind, noise_level: float, step
     Raises:
         ConfigError: 'cps' on the last step, where its noise (and so its log-prob) vanishes.
     """
-    if kind == "cps" and steps and steps[-1] == schedule.num_steps - 1:
+    refuse_noiseless_step(kind, steps, schedule.num_steps)
+    return SamplingPlan(kind=kind, noise_level=noise_level, stochastic_steps=steps)
+
+
+def refuse_noiseless_step(kind: StepKind, steps: tuple[int, ...], num_steps: int) -> None:
+    """Raise ConfigError for 'cps' on the last of `num_steps` steps, where its noise (and so its log-prob) vanishes."""
+    if kind == "cps" and steps and steps[-1] == num_steps - 1:
         raise ConfigError(
             f"stochastic step {steps[-1]} is the last one, where step kind 'cps' has no noise and no log-prob",
-            remedy=f"keep the stochastic steps below {schedule.num_steps - 1}",
+            remedy=f"keep the stochastic steps below {num_steps - 1}",
             choices=("sde", "dance_sde"),
         )
-    return SamplingPlan(kind=kind, noise_level=noise_level, stochastic_steps=steps)
 
 
 def deterministic_plan() -> SamplingPlan:

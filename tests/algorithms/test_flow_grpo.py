@@ -243,3 +243,10 @@ def test_metrics_are_rows_without_gradient():
         metrics["actor/pg_clipfrac"], metrics["actor/pg_clipfrac_higher"] + metrics["actor/pg_clipfrac_lower"]
     )
     torch.testing.assert_close(metrics["actor/ppo_kl"], rows.old_log_prob - replay.log_prob.detach())
+
+
+def test_a_schedule_whose_last_step_would_be_noiseless_is_refused_when_paired() -> None:
+    options = FlowGRPOOptions(step_kind="cps", noise_level=0.5, window_mode="fixed", stochastic_steps=[1, 7])
+    options.check(9)
+    with pytest.raises(ConfigError, match="step 7 is the last one"):
+        options.check(8)

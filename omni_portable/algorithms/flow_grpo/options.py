@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omni_portable.algorithms.sampling import check_window, choose_steps
+from omni_portable.algorithms.sampling import check_window, choose_steps, refuse_noiseless_step
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -68,6 +68,10 @@ class FlowGRPOOptions:
         return choose_steps(
             num_steps, self.window_mode, self.window_size, self.window_range, self.stochastic_steps, seed
         )
+
+    def check(self, num_steps: int) -> None:
+        """Refuse, before anything loads, what a schedule of `num_steps` cannot carry out (`ConfigError`)."""
+        refuse_noiseless_step(self.step_kind, self.steps(num_steps, 0), num_steps)
 
 
 def _require(condition: bool, key: str, value: float, wanted: str) -> None:
