@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,20 @@ def run_and_print(config: RunConfig) -> None:
 
     if config.trainer.progress != "off":
         print(plan_text(config), flush=True)
+    apply_environment(config.device.name)
     from omni_portable.trainer.run import run  # torch from here on
 
     outcome = run(config)
     print_outcome(outcome.run_dir, outcome.report)
+
+
+def apply_environment(device_name: str) -> None:
+    """Set what the device asks of its processes, before torch loads (libraries read it once); the caller's own values
+    win. The local launcher keeps every role in this process, so it is set here."""
+    from omni_portable.config.device_choice import choose_device
+
+    for name, value in choose_device(device_name).environment("local").items():
+        os.environ.setdefault(name, value)
 
 
 def resume_hint(recipe: str, overrides: list[str]) -> str:

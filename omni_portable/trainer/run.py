@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.requests import make_requests, round_seed
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
+from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
 from omni_portable.trainer.summary import summarise
@@ -59,7 +59,7 @@ def run(config: RunConfig) -> RunOutcome:
     if config.device.threads:
         torch.set_num_threads(config.device.threads)
     prepared = prepare(config)
-    with RunDirectory(run_directory(config), config.trainer.resume) as directory, _log_file(directory.path):
+    with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
         state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
         if checkpoint is not None:
@@ -198,20 +198,3 @@ def _wire(
 def _space_needed(actor: TrainEngine) -> int:
     """Weights, two optimizer moments and a copy while writing, for two checkpoints, plus room for images and logs."""
     return actor.weights().manifest.bytes * 8 + (32 << 20)
-
-
-@contextmanager
-def _log_file(run_dir: Path) -> Iterator[None]:
-    handler = logging.FileHandler(run_dir / "log.txt")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("omni_portable")
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    except BaseException:
-        log.exception("the run stopped")
-        raise
-    finally:
-        root.removeHandler(handler)
-        handler.close()

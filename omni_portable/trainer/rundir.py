@@ -27,6 +27,7 @@ REFUSED = (
     errno.EISDIR,
     errno.EEXIST,
     errno.ENAMETOOLONG,
+    errno.EFBIG,
 )
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.contracts.registry import PluginSpec
@@ -38,7 +38,7 @@ class JsonlLogger:
         kept = kept_rows(self._path, resumed_from) if resumed_from and self._path.exists() else []
         write_text(self._path, "".join(f"{row}\n" for row in kept))
         with disk_errors(self._path):
-            self._file: TextIO = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - held until close
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - held until close
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one row.
@@ -48,9 +48,20 @@ class JsonlLogger:
         """
         row = json.dumps({"step": step, **checked(step, metrics, self._options.undefined)}, allow_nan=False)
         with disk_errors(self._path):
-            self._file.write(row + "\n")
-            self._file.flush()
+            self._append((row + "\n").encode())
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line or nothing, and make it durable.
+
+        The file is unbuffered: what a full disk refuses must not wait in a buffer and fail again on closing."""
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(end)
+            raise
 
     def log_image(self, step: int, name: str, path: Path) -> None:
         """Nothing to do: images lie in the run directory already, next to the scores they belong to."""

@@ -52,4 +52,5 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         """Safe to call twice."""
-        self._writer.close()
+        with disk_errors(self._folder):
+            self._writer.close()

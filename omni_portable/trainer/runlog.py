@@ -1,0 +1,58 @@
+"""The log file of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omni_portable.trainer.rundir import disk_errors
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+log = logging.getLogger(__name__)
+
+
+class LogFile(logging.Handler):
+    """Appends to a file, one unbuffered write per record.
+
+    A record that cannot be written (the disk is full) is counted and reported with the next one that can: a log must
+    neither stop a run nor stand in front of the error that stopped it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(FORMAT))
+        self._lost = 0
+        with disk_errors(path):
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until close
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note = f"({self._lost} records before this one could not be written)\n" if self._lost else ""
+        try:
+            self._file.write(f"{note}{self.format(record)}\n".encode())
+            self._lost = 0
+        except OSError:
+            self._lost += 1
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write what the package logs to a file while the context is open, and the traceback of what ends it."""
+    handler = LogFile(path)
+    root = logging.getLogger("omni_portable")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    except BaseException:
+        log.exception("the run stopped")
+        raise
+    finally:
+        root.removeHandler(handler)
+        handler.close()
