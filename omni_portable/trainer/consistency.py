@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
 from omni_portable.contracts.training import Policy, TrainEngine
@@ -97,13 +100,36 @@ def weights_digest(checksums: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
 
 
+RESOLUTION = 1e-6
+"""Change of the actor's log-probs from which on the probe's output must change too. A smaller one may be lost in rounding
+(a small learning rate in a narrow dtype), and the engine is right to return the same bits."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of the last sync: weights and output, and the actor's log-probs when the output last changed."""
+
+    weights: str
+    output: str
+    log_probs: torch.Tensor | None
+
+
 class SyncProof:
     """After each weight sync: checksums on both sides, and a fixed request whose output must change exactly when the
-    weights did (it catches engines that accept an update and keep serving the old policy)."""
+    weights did (it catches engines that accept an update and keep serving the old policy).
+
+    Whether a change of the weights is large enough to show is asked of the actor, which scores the transitions of the
+    first probe again. Changes too small to show add up until they must.
+
+    Args:
+        probe: a request that records transitions; without any, every change of the weights must show. None: checksums
+            only.
+    """
 
     def __init__(self, actor: TrainEngine, rollout: RolloutEngine, probe: RolloutRequest | None) -> None:
         self._actor, self._rollout, self._probe = actor, rollout, probe
-        self._last: tuple[str, str] | None = None
+        self._scored: TrainBatch | None = None
+        self._last: _Seen | None = None
 
     async def check(self, policy: Policy = "current") -> None:
         """Run with the engine resumed, after a sync of `policy`.
@@ -115,17 +141,41 @@ class SyncProof:
         compare_checksums(checksums, self._rollout.weights_checksum(checksums))
         if self._probe is None:
             return
-        weights, output = weights_digest(checksums), await self._run_probe(self._probe)
-        if self._last is not None:
-            changed_weights, changed_output = weights != self._last[0], output != self._last[1]
-            if changed_weights != changed_output:
-                raise WeightSyncError(
-                    f"the probe's output {'changed' if changed_output else 'did not change'} although the weights "
-                    f"{'changed' if changed_weights else 'did not'}: the engine does not serve the weights it holds"
-                )
-        self._last = (weights, output)
+        trajectory = (await self._rollout.generate([self._probe])).trajectories[0]
+        if self._scored is None:
+            self._scored = TrainBatch([trajectory], torch.zeros(1))
+        seen = _Seen(weights_digest(checksums), _output_digest(trajectory), self._score(policy))
+        if self._last is not None and seen.output == self._last.output:
+            seen = self._require_unchanged(seen, self._last)
+        elif self._last is not None and seen.weights == self._last.weights:
+            raise WeightSyncError(
+                "the probe's output changed although the weights did not: the engine does not serve the weights it holds"
+            )
+        self._last = seen
 
-    async def _run_probe(self, probe: RolloutRequest) -> str:
-        result = await self._rollout.generate([probe])
-        latents = result.trajectories[0].final_latents.contiguous()
-        return hashlib.sha256(latents.cpu().numpy().tobytes()).hexdigest()
+    def _score(self, policy: Policy) -> torch.Tensor | None:
+        assert self._scored is not None
+        if not len(self._scored.trajectories[0].step_indices):
+            return None
+        return self._actor.log_probs(self._scored, policy)
+
+    def _require_unchanged(self, seen: _Seen, last: _Seen) -> _Seen:
+        """The output is the old one: so must the policy be, as far as it can be told."""
+        if seen.weights == last.weights:
+            return seen
+        moved = math.inf
+        if seen.log_probs is not None and last.log_probs is not None:
+            moved = (seen.log_probs - last.log_probs).abs().max().item()
+        if not moved <= RESOLUTION:
+            raise WeightSyncError(
+                "the probe's output did not change although the weights changed"
+                + (f" (the actor's log-probs by {moved:.1e})" if math.isfinite(moved) else "")
+                + ": the engine does not serve the weights it holds",
+                remedy="do not train on this engine: its updates do not take effect",
+            )
+        return replace(seen, log_probs=last.log_probs)
+
+
+def _output_digest(trajectory: Trajectory) -> str:
+    latents = trajectory.final_latents.contiguous()
+    return hashlib.sha256(latents.cpu().numpy().tobytes()).hexdigest()

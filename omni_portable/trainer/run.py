@@ -144,7 +144,10 @@ def _wire(
         )
 
     plan = prepared.algorithm.validation_plan(schedule)
-    probe = fixed("probe", prepared.train_rows[:1], 1, plan)[0] if config.consistency.probe else None
+    probe = None
+    if config.consistency.probe:
+        recorded = prepared.algorithm.sampling_plan(schedule, round_seed(config.trainer.seed, "probe"))
+        probe = fixed("probe", prepared.train_rows[:1], 1, recorded)[0]
     validation = None
     if prepared.validation_rows:
         requests = fixed("validation", prepared.validation_rows, config.trainer.validation_samples, plan)

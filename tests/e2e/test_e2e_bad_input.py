@@ -221,6 +221,13 @@ def test_weights_that_are_no_numbers_are_found_before_training(
     refused(train(tmp_path / "run", f"model.path={copied_model}"), 1, *named)
 
 
+def test_actor_and_rollout_that_disagree_stop_before_anything_is_kept(train, tmp_path: Path) -> None:
+    overrides = ("actor.micro_batch_size=1", "consistency.max_logprob_gap=0", "rollout.width=64")
+    refused(train(tmp_path / "run", *overrides), 1, "consistency.max_logprob_gap=0", "log-prob gap")
+    assert sorted(metrics(tmp_path / "run")) == [0]
+    assert checkpoints(tmp_path / "run") == []
+
+
 def test_the_traceback_is_in_the_log_file(train, doubles, tmp_path: Path) -> None:
     train(tmp_path / "run", "reward.scorers={b: {kind: brittle, at: step-1/00000/001}}")
     log = (tmp_path / "run" / "log.txt").read_text()

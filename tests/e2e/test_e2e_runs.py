@@ -174,6 +174,17 @@ def test_sleep_changes_no_number(name: str, level: int, finished, train, tmp_pat
     assert equal_tensors(awake / "export", tmp_path / "run" / "export")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [("actor.lr=1e-12", "actor.weight_decay=0"), ("device.dtype=bfloat16", "model.lora.rank=4", "actor.lr=1e-8")],
+    ids=["float32", "bfloat16"],
+)
+def test_an_update_that_rounding_swallows_is_no_failed_sync(overrides: tuple[str, ...], train, tmp_path: Path) -> None:
+    outcome = train(tmp_path / "run", *overrides, "trainer.total_steps=2", "data.validation=''")
+    assert outcome.code == 0, outcome.err
+    assert metrics(tmp_path / "run")[2]["rollout_corr/ratio_exact_one"] == 1.0
+
+
 def test_drop_group_leaves_the_prompt_out_and_goes_on(train, doubles, tmp_path: Path) -> None:
     scorer = "reward.scorers={s: {kind: brittle, at: step-1/00001}}"
     outcome = train(tmp_path / "run", scorer, "reward.on_error=drop_group", "trainer.total_steps=2")

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, WeightSyncError
 from omni_portable.trainer.consistency import SyncProof, check_gap, compare_checksums, logprob_metrics
 
@@ -61,37 +62,103 @@ def test_checksums_name_the_first_difference() -> None:
 
 @dataclass
 class Policy:
-    """An actor and an engine in one, whose weights and outputs can be set apart."""
+    """An actor and an engine in one, whose weights and outputs can be set apart.
+
+    Args:
+        weights / served: what the actor holds, and what the engine's output comes from.
+        log_prob: the actor's log-prob of the probe's transitions.
+        recorded: transitions that the probe records.
+    """
 
     weights: str = "w0"
     served: str = "w0"
-    probes: list[str] = field(default_factory=list)
+    log_prob: float = -1.0
+    recorded: int = 2
+    asked: list[str] = field(default_factory=list)
 
     def weights_checksum(self, names: object = None) -> dict[str, str]:
         return {"weight": self.weights}
 
+    def log_probs(self, batch: TrainBatch, policy: str = "current") -> torch.Tensor:
+        self.asked.append(policy)
+        return torch.full((1, self.recorded), self.log_prob, dtype=torch.float64)
+
     async def generate(self, requests: list) -> SimpleNamespace:
-        latents = torch.tensor([float(hash(self.served) % 1000)])
-        return SimpleNamespace(trajectories=[SimpleNamespace(final_latents=latents)])
+        latents = torch.tensor([float(int(self.served[1:]))])
+        steps = torch.arange(self.recorded)
+        return SimpleNamespace(trajectories=[SimpleNamespace(final_latents=latents, step_indices=steps)])
 
 
-@pytest.mark.parametrize(
-    ("weights", "served", "message"),
-    [("w1", "w0", "did not change although the weights changed"), ("w0", "w1", "changed although the weights did not")],
-)
-def test_the_probe_catches_an_engine_that_serves_something_else(weights: str, served: str, message: str) -> None:
-    policy = Policy()
+def make_proof(policy: Policy) -> SyncProof:
     proof = SyncProof(policy, policy, probe=object())  # type: ignore[arg-type]
     asyncio.run(proof.check())
     asyncio.run(proof.check())
-    policy.weights, policy.served = weights, served
-    with pytest.raises(WeightSyncError, match=message):
-        asyncio.run(proof.check())
+    return proof
 
 
 def test_the_probe_accepts_a_real_change() -> None:
     policy = Policy()
-    proof = SyncProof(policy, policy, probe=object())  # type: ignore[arg-type]
-    asyncio.run(proof.check())
+    proof = make_proof(policy)
     policy.weights = policy.served = "w1"
+    policy.log_prob += 0.1
     asyncio.run(proof.check())
+
+
+def test_the_probe_catches_an_engine_that_serves_the_old_weights() -> None:
+    policy = Policy()
+    proof = make_proof(policy)
+    policy.weights = "w1"
+    policy.log_prob += 1e-4
+    with pytest.raises(WeightSyncError, match="did not change although the weights changed.*log-probs by 1.0e-04"):
+        asyncio.run(proof.check())
+
+
+def test_the_probe_catches_an_engine_that_serves_something_else() -> None:
+    policy = Policy()
+    proof = make_proof(policy)
+    policy.served = "w1"
+    with pytest.raises(WeightSyncError, match="changed although the weights did not"):
+        asyncio.run(proof.check())
+
+
+def test_a_change_that_rounding_swallows_is_no_fault() -> None:
+    policy = Policy()
+    proof = make_proof(policy)
+    policy.weights = "w1"
+    asyncio.run(proof.check())
+    policy.weights = "w0"
+    asyncio.run(proof.check())
+
+
+def test_swallowed_changes_add_up_until_they_must_show() -> None:
+    policy = Policy()
+    proof = make_proof(policy)
+    with pytest.raises(WeightSyncError, match="did not change"):
+        for step in range(1, 10):
+            policy.weights = f"w{step}"
+            policy.log_prob += 0.3e-6
+            asyncio.run(proof.check())
+    assert step == 4
+
+
+def test_a_log_prob_that_is_no_number_is_no_excuse() -> None:
+    policy = Policy()
+    proof = make_proof(policy)
+    policy.weights, policy.log_prob = "w1", math.nan
+    with pytest.raises(WeightSyncError, match="did not change"):
+        asyncio.run(proof.check())
+
+
+def test_without_recorded_transitions_every_change_must_show() -> None:
+    policy = Policy(recorded=0)
+    proof = make_proof(policy)
+    policy.weights = "w1"
+    with pytest.raises(WeightSyncError, match="did not change although the weights changed: the engine"):
+        asyncio.run(proof.check())
+    assert policy.asked == []
+
+
+def test_the_policy_that_was_synchronised_is_the_one_that_is_scored() -> None:
+    policy = Policy()
+    asyncio.run(SyncProof(policy, policy, probe=object()).check("ema"))  # type: ignore[arg-type]
+    assert policy.asked == ["ema"]

@@ -101,6 +101,9 @@ class RecordingActor:
         log_probs = torch.stack([t.log_probs for t in batch.trajectories]) + 100.0 * (step - 1)
         return StepResult({"actor/loss": step, "actor/lr": 0.5}, log_probs)
 
+    def log_probs(self, batch: TrainBatch, policy: str = "current") -> torch.Tensor:
+        return torch.full((len(batch.trajectories), 1), self.values[policy])
+
     def weights(self, policy: str = "current") -> tuple[str, float]:
         return policy, self.values[policy]
 
