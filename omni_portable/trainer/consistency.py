@@ -101,8 +101,8 @@ def weights_digest(checksums: Mapping[str, str]) -> str:
 
 
 RESOLUTION = 1e-6
-"""Change of the actor's log-probs from which on the probe's output must change too. A smaller one may be lost in rounding
-(a small learning rate in a narrow dtype), and the engine is right to return the same bits."""
+"""Change of the actor's log-probs from which on the probe's output must change too. A smaller one may be lost in
+rounding (a small learning rate in a narrow dtype), and the engine is right to return the same bits."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ class SyncProof:
             seen = self._require_unchanged(seen, self._last)
         elif self._last is not None and seen.weights == self._last.weights:
             raise WeightSyncError(
-                "the probe's output changed although the weights did not: the engine does not serve the weights it holds"
+                "the probe's output changed although the weights did not: the engine does not serve the weights it "
+                "holds, or its kernels do not repeat themselves",
+                remedy="set device.deterministic=true, or turn the probe off with consistency.probe=false",
             )
         self._last = seen
 

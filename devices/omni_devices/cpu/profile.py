@@ -71,8 +71,8 @@ def environment() -> dict[str, str]:
     """Variables of every role on a single host.
 
     OMP_NUM_THREADS counts the cores this process may use, where libraries would count the machine's; one fixed number
-    also keeps sums in one order. GOMP_SPINCOUNT lets a thread that waits for the others sleep soon (libgomp's default is
-    300,000 turns): a fifth slower alone, and several times faster beside a second job on the same cores.
+    also keeps sums in one order. GOMP_SPINCOUNT lets a thread that waits for the others sleep soon (libgomp's default
+    is 300,000 turns): a fifth slower alone, and several times faster beside a second job on the same cores.
     GLOO_SOCKET_IFNAME=lo keeps gloo from resolving the host's name; a launcher that spans hosts replaces it with the
     interface between them.
     """
