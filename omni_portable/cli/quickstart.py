@@ -10,7 +10,7 @@ from typing import Any
 from omni_portable.cli.train import add_overrides, resume_hint, run_and_print
 
 RECIPE = "sd3/flow_grpo_ocr_tiny"
-LONG = ("trainer.total_steps=60", "trainer.validate_interval=20")
+LONG = ("trainer.total_steps=50", "trainer.validate_interval=25")
 """Overrides of `--long`."""
 
 
