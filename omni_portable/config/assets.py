@@ -6,6 +6,7 @@ from pathlib import Path
 
 import omni_portable
 from omni_portable.config.convert import suggest
+from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import ConfigError
 
 BUILTIN = "builtin:"
@@ -21,7 +22,7 @@ def packaged(name: str) -> Path:
     Raises:
         ConfigError: there is none; the message lists those that exist.
     """
-    path = assets_root() / name
+    path = user_path(str(assets_root() / name), f"{BUILTIN}{name}")
     if not path.exists() or assets_root() not in path.resolve().parents:
         known = [entry.name for entry in sorted(assets_root().iterdir()) if not entry.name.startswith(("_", "."))]
         raise ConfigError(
@@ -36,8 +37,8 @@ def resolve_model_path(path: str) -> Path:
     Whether the folder holds a model of the right family is the family's to say.
 
     Raises:
-        ConfigError: an unknown builtin name.
+        ConfigError: an unknown builtin name, or a path where nobody can look.
     """
     if path.startswith(BUILTIN):
         return packaged(path.removeprefix(BUILTIN))
-    return Path(path).expanduser()
+    return user_path(path, "model.path")

@@ -87,10 +87,11 @@ def build(cls: type[T], data: Any, key: str = "", source: Source | None = None) 
     values = {}
     for name, field in fields.items():
         path = join(key, name)
-        value = data[name] if name in data else _default(field)
+        section = dataclasses.is_dataclass(hints[name])  # one that is left out may have keys that must be given
+        value = data[name] if name in data else {} if section else _default(field)
         if value is dataclasses.MISSING or (isinstance(value, str) and value == MISSING):
             raise ConfigError(f"'{path}' has no value", remedy=f"give it in the recipe or add {path}=VALUE")
-        values[name] = convert(hints[name], value, path, source) if name in data else value
+        values[name] = convert(hints[name], value, path, source) if name in data or section else value
     return _construct(cls, values, key)
 
 

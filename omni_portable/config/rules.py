@@ -36,15 +36,16 @@ AT_LEAST_1 = Range(low=1)
 POSITIVE = Range(low=0, open_low=True)
 FRACTION = Range(low=0, high=1, open_high=True)
 PIXELS = Range(low=8)
+COUNT = Range(low=1, high=1_000_000)
 
 RANGES: Mapping[str, Range] = {
-    "device.threads": AT_LEAST_0,
-    "model.lora.rank": AT_LEAST_0,
+    "device.threads": Range(low=0, high=4096),
+    "model.lora.rank": Range(low=0, high=65536),
     "model.lora.alpha": AT_LEAST_0,
     "model.lora.dropout": FRACTION,
-    "rollout.n": AT_LEAST_1,
+    "rollout.n": COUNT,
     "rollout.max_num_seqs": AT_LEAST_1,
-    "rollout.num_steps": AT_LEAST_1,
+    "rollout.num_steps": Range(low=1, high=10_000),
     "rollout.height": PIXELS,
     "rollout.width": PIXELS,
     "rollout.guidance_scale": AT_LEAST_0,
@@ -62,8 +63,8 @@ RANGES: Mapping[str, Range] = {
     "actor.epochs": AT_LEAST_1,
     "actor.ema_decay": FRACTION,
     "reward.retries": AT_LEAST_0,
-    "reward.timeout_s": POSITIVE,
-    "data.train_batch_size": AT_LEAST_1,
+    "reward.timeout_s": Range(low=0, high=1e9, open_low=True),
+    "data.train_batch_size": COUNT,
     "data.max_validation_prompts": AT_LEAST_0,
     "dataplane.max_staleness": AT_LEAST_0,
     "trainer.total_steps": AT_LEAST_1,
@@ -71,7 +72,7 @@ RANGES: Mapping[str, Range] = {
     "trainer.save_interval": AT_LEAST_0,
     "trainer.keep_checkpoints": AT_LEAST_0,
     "trainer.validate_interval": AT_LEAST_0,
-    "trainer.validation_samples": AT_LEAST_1,
+    "trainer.validation_samples": COUNT,
     "trainer.validation_images": AT_LEAST_0,
     "consistency.max_logprob_gap": AT_LEAST_0,
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omni_portable.config.assets import BUILTIN, packaged
 from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
 from omni_portable.config.pairing import check_pairs
+from omni_portable.config.paths import user_path
 from omni_portable.config.plugins import algorithm_name, algorithm_options, plugin_options, plugin_spec, scorer_options
 from omni_portable.config.rules import ATTENTION_COMPONENTS, check_values
 from omni_portable.config.schema import RunConfig
@@ -26,6 +26,7 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     """
     source = source or Source()
     check_values(config, source)
+    _check_given(config, source)
     check_batches(config, source)
     _check_device(config)
     _check_sections(config, source)
@@ -38,6 +39,12 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     for path in (config.model.path, config.data.train, config.data.validation):
         if path.startswith(BUILTIN):
             packaged(path.removeprefix(BUILTIN))
+
+
+def _check_given(config: RunConfig, source: Source) -> None:
+    for key, value in (("model.path", config.model.path), ("data.train", config.data.train)):
+        if not value.strip():
+            raise ConfigError(f"{source.describe(key, value)}: '{key}' is empty", remedy=f"write {key}=PATH")
 
 
 def _check_device(config: RunConfig) -> None:
@@ -138,12 +145,15 @@ def _check_algorithm_options(options: Any, num_steps: int) -> None:
 
 def _check_trainer(config: RunConfig, source: Source) -> None:
     trainer, staleness = config.trainer, config.dataplane.max_staleness
+    if len(set(trainer.loggers)) < len(trainer.loggers):
+        raise ConfigError(f"trainer.loggers={trainer.loggers} names a logger twice", remedy="name each once")
     if trainer.mode == "sync" and staleness:
         raise ConfigError(
             f"{source.describe('dataplane.max_staleness', staleness)}: trainer.mode=sync trains on fresh samples only",
             remedy="set dataplane.max_staleness=0",
         )
-    if trainer.resume not in ("never", "auto") and not Path(trainer.resume).expanduser().is_dir():
+    named = trainer.resume not in ("never", "auto")
+    if named and not (trainer.resume and user_path(trainer.resume, "trainer.resume").is_dir()):
         raise ConfigError(
             f"{source.describe('trainer.resume', trainer.resume)}: '{trainer.resume}' is no checkpoint folder",
             remedy=suggest(trainer.resume, ("never", "auto")),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import DataError
 from omni_portable.data.readers import read_rows
 from omni_portable.data.sampler import PromptSampler
@@ -66,7 +67,10 @@ def load_prompts(
             row = from_verl(row, prompt_key, where)
         if path.suffix == ".txt" and TEXT_FIELD in required_fields:
             row[TEXT_FIELD] = _quoted_text(row[prompt_key], where)
+        if prompt_key not in row:
+            raise _missing(row, prompt_key, where, remedy="data.prompt_key names the field that holds the prompt")
         prompt = _check(row, prompt_key, where, expected=str).strip()
+        _check_text(row, where)
         for name in required_fields:
             _check(row, name, where, expected=str if name == TEXT_FIELD else None)
         metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY)}
@@ -99,16 +103,21 @@ def prompt_file(source: str, split: Split) -> Path:
         ConfigError: nothing of that name is packaged.
     """
     if not source.startswith(BUILTIN):
-        return Path(source).expanduser()
+        return user_path(source, f"data.{split}")
     path = packaged(source.removeprefix(BUILTIN)) / f"{split}.jsonl"
     if not path.is_file():
         raise DataError(f"'{source}' is packaged with omni-portable, but it is no prompt set with a {split} split")
     return path
 
 
+def _missing(row: Mapping[str, Any], name: str, where: str, remedy: str = "") -> DataError:
+    choices = sorted(str(key) for key in row)
+    return DataError(f"{where}: field '{name}' is missing", remedy=remedy, choices=choices)
+
+
 def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None) -> Any:
     if name not in row:
-        raise DataError(f"{where}: field '{name}' is missing", choices=sorted(str(key) for key in row))
+        raise _missing(row, name, where)
     value = row[name]
     if value is None or value in ("", [], {}) or (isinstance(value, str) and not value.strip()):
         raise DataError(f"{where}: field '{name}' is empty", remedy="fill it, or remove the row")
@@ -118,6 +127,25 @@ def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None)
             remedy="write it as a string" if expected is str else "",
         )
     return value
+
+
+def _check_text(value: Any, where: str, field: str = "") -> None:
+    """Every text must be text that can be written down: JSON can spell half of a character ("\\ud83d")."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_text(key, where, field)
+            _check_text(inner, where, field or str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            _check_text(inner, where, field)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: field {field!r} holds half of a character ({value[error.start : error.end]!a})",
+                remedy="write the file again as UTF-8",
+            ) from error
 
 
 def _quoted_text(prompt: str, where: str) -> str:
@@ -133,8 +161,12 @@ def _quoted_text(prompt: str, where: str) -> str:
 def _prompt_id(given: object, prompt: str, seen: dict[str, int], where: str) -> str:
     if given is None:
         name = hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
-        seen[name] = seen.get(name, 0) + 1
-        return name if seen[name] == 1 else f"{name}-{seen[name]}"
+        count = seen.get(name, 0) + 1
+        while (unique := name if count == 1 else f"{name}-{count}") in seen:  # a row may have given itself that id
+            count += 1
+        seen[unique] = 1
+        seen[name] = count
+        return unique
     if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
         raise DataError(f"{where}: field '{ID_KEY}' holds {given!r}, which is no string or whole number")
     if str(given) in seen:

@@ -46,7 +46,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in _lines(path):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # beside syntax: numbers and nesting beyond what Python reads
             raise DataError(f"{path} row {number} is no JSON: {error}", remedy="write one object per line") from error
         if not isinstance(row, dict):
             raise DataError(f"{path} row {number} is a JSON {type(row).__name__}, not an object")
@@ -64,5 +64,6 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        # Beside its own errors pyarrow raises OSError for damaged pages, ValueError for dates Python cannot hold.
         raise DataError(f"{path} cannot be read as parquet: {error}", remedy="write the file again") from error

@@ -43,9 +43,11 @@ def from_verl(row: Mapping[str, Any], prompt_key: str, where: str) -> dict[str, 
         flat["system_prompt"] = messages["system"]
     if is_chat(row.get("negative_prompt")):
         flat["negative_prompt"] = _messages(row["negative_prompt"], where, "negative_prompt")["user"]
-    truth = (row.get("reward_model") or {}).get("ground_truth")
-    if truth is not None:
-        flat["ground_truth"] = truth
+    judged = row.get("reward_model") or {}
+    if not isinstance(judged, Mapping):
+        raise DataError(f"{where}: field 'reward_model' holds {judged!r}, not an object with a ground_truth")
+    if judged.get("ground_truth") is not None:
+        flat["ground_truth"] = judged["ground_truth"]
     return flat
 
 
@@ -54,9 +56,10 @@ def _messages(messages: list[Mapping[str, Any]], where: str, field: str) -> dict
     texts: dict[str, str] = {}
     for message in messages:
         role, content = message["role"], message.get("content")
-        if role not in ("system", "user") or role in texts:
+        second = role in list(texts)
+        if role not in ("system", "user") or second:
             raise DataError(
-                f"{where}: field '{field}' holds {'a second' if role in texts else 'a'} message of role '{role}'",
+                f"{where}: field '{field}' holds {'a second' if second else 'a'} message of role '{role}'",
                 remedy="give one user message, and at most one system message before it",
             )
         if not isinstance(content, str):

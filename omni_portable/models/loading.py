@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"the model file {path} does not exist", remedy="download the complete folder") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"the model file {path} cannot be read: {error}", remedy="download it again") from error
     if not isinstance(content, dict):
         raise ModelError(f"the model file {path} holds no JSON object")
@@ -55,11 +55,29 @@ def read_model_index(folder: Path, pipeline: str) -> dict[str, Any]:
 
 def check_component_class(folder: Path, index: Mapping[str, Any], component: str, expected: str) -> None:
     """Compare a component's class in `model_index.json` with the one that will be loaded."""
-    entry = index.get(component) or [None, None]
-    if entry[1] != expected:
+    found = component_class(index, component)
+    if found != expected:
         raise ModelError(
-            f"{folder / 'model_index.json'} lists '{component}' as {entry[1]}, this family loads a {expected}"
+            f"{folder / 'model_index.json'} lists '{component}' as {found}, this family loads a {expected}"
         )
+
+
+def component_class(index: Mapping[str, Any], component: str) -> object:
+    """The class in a component's entry, [LIBRARY, CLASS], of `model_index.json`; None where there is none."""
+    entry = index.get(component)
+    if entry is None:
+        return None
+    return entry[1] if isinstance(entry, list) and len(entry) == 2 else f"{entry!r} instead of [LIBRARY, CLASS]"
+
+
+def whole_numbers(path: Path, config: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """`ModelError` unless every key of a config file is there and a whole number above 0."""
+    for key in keys:
+        if key not in config:
+            raise ModelError(f"the model file {path} lacks the key '{key}'", remedy="download it again")
+        value = config[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(f"the model file {path}: '{key}' is {value!r}, not a whole number above 0")
 
 
 def weight_files(folder: Path, stem: str) -> list[Path]:
@@ -82,10 +100,11 @@ def weight_files(folder: Path, stem: str) -> list[Path]:
             remedy="download the complete folder; weights must be safetensors without a variant in their name",
         )
     names_of: dict[str, set[str]] = {}
-    for name, shard in read_json(index).get("weight_map", {}).items():
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ModelError(f"{index} has no weight_map from tensors to files")
+    for name, shard in weight_map.items():
         names_of.setdefault(shard, set()).add(name)
-    if not names_of:
-        raise ModelError(f"{index} has no weight_map")
     for shard, names in sorted(names_of.items()):
         absent = names - _tensor_names(folder / shard)
         if absent:
@@ -114,8 +133,10 @@ def load_diffusers(cls: Any, folder: Path, dtype: torch.dtype) -> torch.nn.Modul
 def load_transformers(cls: Any, folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
     """A transformers model from its folder, in evaluation mode on the CPU, with the given attn_implementation."""
     config = read_json(folder / "config.json")
-    if cls.__name__ not in config.get("architectures", [cls.__name__]):
-        raise ModelError(f"{folder / 'config.json'} describes a {config['architectures'][0]}, not a {cls.__name__}")
+    described = config.get("architectures") or [cls.__name__]
+    if not isinstance(described, list) or cls.__name__ not in described:
+        found = described[0] if isinstance(described, list) else described
+        raise ModelError(f"{folder / 'config.json'} describes a {found}, not a {cls.__name__}")
     files = weight_files(folder, TRANSFORMERS_STEM)
 
     def load() -> tuple[torch.nn.Module, Mapping[str, Any]]:
@@ -144,7 +165,7 @@ def load_tokenizer(cls: Any, folder: Path, vocabularies: Sequence[tuple[str, ...
     try:
         with quiet_libraries():
             return cls.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 - on damaged files the libraries raise errors of every kind
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 
@@ -184,7 +205,7 @@ def _load(
     try:
         with quiet_libraries():
             model, info = load()
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # noqa: BLE001 - on damaged files the libraries raise errors of every kind
         raise ModelError(
             f"{folder / 'config.json'} and {weights} do not make a model: {error}",
             remedy="config and weights must come from the same checkpoint",

@@ -12,7 +12,7 @@ from typing import Any
 from omni_portable.config.plugins import plugin_options
 from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.errors import ConfigError, NonFiniteError
 from omni_portable.contracts.reward import RewardSample, Scorer, ScorerRequirements
 from omni_portable.reward.deadline import GuardedScorer
 from omni_portable.reward.policy import FAILURE_POLICIES, FailurePolicy, ScorerResult, run_scorer
@@ -94,7 +94,7 @@ class RewardComposer:
         Raises:
             ArtifactError, DataError: a sample lacks what a scorer declared.
             RewardError: a scorer failed and the policy is 'fail', failed for every group, or broke its contract.
-            NonFiniteError: a score is NaN or infinite and the policy is 'fail'.
+            NonFiniteError: a score is NaN or infinite and the policy is 'fail', or a weighted sum is infinite.
         """
         self._check(samples)
         return self._combine(samples, [self._run(entry, samples) for entry in self._scorers])
@@ -116,13 +116,28 @@ class RewardComposer:
         entries = list(zip(self._scorers, results, strict=True))
         errors = {sample_id: text for result in results for sample_id, text in result.errors.items()}
         return ComposedReward(
-            total=[math.fsum(e.weight * result.scores[i] for e, result in entries) for i in range(len(samples))],
+            total=[_total([(e, r.scores[i]) for e, r in entries], sample) for i, sample in enumerate(samples)],
             components={f"{e.name}/{key}": values for e, result in entries for key, values in result.columns.items()},
             details=[{e.name: result.details[i] for e, result in entries} for i in range(len(samples))],
             failed=[sample.sample_id for sample in samples if sample.sample_id in errors],
             seconds={e.name: result.seconds for e, result in entries},
             errors=errors,
         )
+
+
+def _total(scores: Sequence[tuple[WeightedScorer, float]], sample: RewardSample) -> float:
+    """The weighted sum; NaN where a scorer gave none."""
+    try:
+        total = math.fsum(entry.weight * score for entry, score in scores)
+    except (OverflowError, ValueError):  # a partial sum, or opposite terms, beyond what a number holds
+        total = math.inf
+    if not math.isfinite(total) and all(math.isfinite(score) for _, score in scores):
+        terms = " + ".join(f"{entry.weight:g} x {score:g} ('{entry.name}')" for entry, score in scores)
+        raise NonFiniteError(
+            f"the reward of sample '{sample.sample_id}' is too large for a number: {terms}",
+            remedy="lower the weights under reward.scorers",
+        )
+    return total
 
 
 def _weighted_scorer(name: str, section: Mapping[str, Any]) -> WeightedScorer:

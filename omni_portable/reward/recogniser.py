@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import rapidocr
 
+from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import RewardError
 from omni_portable.reward.images import Pixels
 
@@ -102,7 +103,8 @@ def model_file(name: str, folder: str) -> Path:
     Raises:
         RewardError: it is not there; rapidocr would try to download it, which is never done.
     """
-    root = Path(folder).expanduser() if folder else Path(rapidocr.__file__).parent / "models"
+    packaged = Path(rapidocr.__file__).parent / "models"
+    root = user_path(folder, "the ocr scorer's option model_dir") if folder else packaged
     path = root / name
     if not path.is_file():
         raise RewardError(

@@ -102,22 +102,32 @@ def schedule_from_config(
             f"scheduler options {refused} are not supported", remedy="set them to false in the model folder"
         )
     common: dict[str, Any] = {
-        "shift_terminal": config.get("shift_terminal"),
+        "shift_terminal": _number(config, "shift_terminal", None),
         "spacing": spacing,
-        "num_train_timesteps": config.get("num_train_timesteps", 1000),
+        "num_train_timesteps": _number(config, "num_train_timesteps", 1000),
     }
     if not config.get("use_dynamic_shifting"):
-        return flow_match_schedule(num_steps, shift=config.get("shift", 1.0), **common)
+        return flow_match_schedule(num_steps, shift=_number(config, "shift", 1.0), **common)
     if tokens is None:
         raise ModelError("this scheduler shifts by image size, but no token count was given", remedy="pass tokens=")
     mu = dynamic_shift(
         tokens,
-        base_tokens=config.get("base_image_seq_len", 256),
-        max_tokens=config.get("max_image_seq_len", 4096),
-        base_shift=config.get("base_shift", 0.5),
-        max_shift=config.get("max_shift", 1.15),
+        base_tokens=_number(config, "base_image_seq_len", 256),
+        max_tokens=_number(config, "max_image_seq_len", 4096),
+        base_shift=_number(config, "base_shift", 0.5),
+        max_shift=_number(config, "max_shift", 1.15),
     )
     return flow_match_schedule(num_steps, mu=mu, time_shift=config.get("time_shift_type", "exponential"), **common)
+
+
+def _number(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A finite number of a scheduler config, above 0 (or null where that is the default)."""
+    value = config.get(key, default)
+    if value is None and default is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"scheduler option '{key}' is {value!r}, not a number above 0")
+    return value
 
 
 def _spaced(

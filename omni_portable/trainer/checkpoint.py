@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from omni_portable.contracts.errors import CheckpointError
+from omni_portable.config.convert import build
+from omni_portable.config.paths import user_path
+from omni_portable.contracts.errors import CheckpointError, ConfigError
 from omni_portable.trainer.rundir import disk_errors, fsync_folder, write_json
 
 MANIFEST = "manifest.json"
@@ -49,7 +51,7 @@ def _sha256(path: Path, *, sync: bool = False) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST and not p.name.startswith("."))
 
 
 def save_checkpoint(root: Path, state: TrainerState, write_parts: Callable[[Path], None]) -> Path:
@@ -84,11 +86,12 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 def prune_checkpoints(root: Path, keep: int) -> None:
     """Remove all but the newest `keep` (0 keeps all) and whatever an interrupted write left."""
-    for leftover in (*root.glob(".writing-*"), *root.glob(".removing-*")):
-        shutil.rmtree(leftover)
-    if keep:
-        for path in list_checkpoints(root)[:-keep]:
-            _remove(path)
+    with disk_errors(root):
+        for leftover in (*root.glob(".writing-*"), *root.glob(".removing-*")):
+            shutil.rmtree(leftover)
+        if keep:
+            for path in list_checkpoints(root)[:-keep]:
+                _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -108,13 +111,14 @@ def rewind(run_dir: Path, step: int) -> list[Path]:
         Where the later checkpoints are now.
     """
     kept = []
-    for path in _later(run_dir / "checkpoints", step):
-        aside = path.with_name(f"{SUPERSEDED}{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(path, aside)
-        kept.append(aside)
-    for path in _later(run_dir / "validation", step):
-        shutil.rmtree(path)
+    with disk_errors(run_dir):
+        for path in _later(run_dir / "checkpoints", step):
+            aside = path.with_name(f"{SUPERSEDED}{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(path, aside)
+            kept.append(aside)
+        for path in _later(run_dir / "validation", step):
+            shutil.rmtree(path)
     return kept
 
 
@@ -143,18 +147,29 @@ def read_checkpoint(folder: Path) -> TrainerState:
             raise CheckpointError(
                 f"checkpoint {folder} is corrupt: {name} is not what was saved", remedy=hint, choices=others
             )
-    try:
-        return TrainerState(**_read_json(folder / STATE, hint, others))
-    except TypeError as error:
+    unlisted = [name for path in _files(folder) if (name := str(path.relative_to(folder))) not in hashes]
+    if unlisted:
         raise CheckpointError(
-            f"checkpoint {folder} was written by another version: {STATE} has other keys ({error})", remedy=hint
+            f"checkpoint {folder} holds {unlisted[0]}, which its {MANIFEST} does not list", remedy=hint, choices=others
+        )
+    try:
+        state = build(TrainerState, _read_json(folder / STATE, hint, others), STATE)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"checkpoint {folder} was written by another version: {error.problem}", remedy=hint
         ) from error
+    named = _NAME.match(folder.name)
+    if named and int(named.group(1)) != state.step:
+        raise CheckpointError(
+            f"checkpoint {folder} is of step {state.step}: it was renamed", remedy="give it its own name back"
+        )
+    return state
 
 
 def _read_json(path: Path, hint: str, others: list[str]) -> dict:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {error}", remedy=hint, choices=others) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"checkpoint file {path} holds no object", remedy=hint, choices=others)
@@ -168,4 +183,4 @@ def resolve_resume(run_dir: Path, resume: str) -> Path | None:
     if resume == "auto":
         found = list_checkpoints(run_dir / "checkpoints")
         return found[-1] if found else None
-    return Path(resume).expanduser()
+    return user_path(resume, "trainer.resume")

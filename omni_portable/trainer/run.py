@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from omni_portable.config.loader import plugin_options, to_yaml
+from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
@@ -51,7 +52,7 @@ class RunOutcome:
 
 
 def run_directory(config: RunConfig) -> Path:
-    return Path(config.trainer.run_dir or Path("runs") / Path(config.recipe or "run").stem)
+    return user_path(config.trainer.run_dir or f"runs/{Path(config.recipe or 'run').stem}", "trainer.run_dir")
 
 
 def run(config: RunConfig) -> RunOutcome:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
+from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import RunDirectoryError
 
 LOCK_NAME = "run.lock"
@@ -22,6 +23,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (
     errno.EACCES,
     errno.EPERM,
+    errno.ENOENT,
+    errno.ELOOP,
     errno.EROFS,
     errno.ENOTDIR,
     errno.EISDIR,
@@ -73,7 +76,8 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors(path):
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
+            # A path may hold bytes that are no text; they are written as escapes.
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -137,7 +141,7 @@ class RunDirectory:
             return
         why = ""
         if self._resume != "never":
-            folder = Path(self._resume).expanduser().resolve()
+            folder = user_path(self._resume, "trainer.resume").resolve()
             if folder.parent == (self.path / "checkpoints").resolve():
                 return
             why = f", and trainer.resume={self._resume} is no checkpoint of it"

@@ -7,13 +7,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+from omni_portable.contracts.errors import RunDirectoryError
+from omni_portable.trainer.checkpoint import list_checkpoints
 from omni_portable.trainer.validation import mean_and_stderr
+
+SAMPLES = "samples.jsonl"
 
 
 def read_scores(folder: Path) -> dict[tuple[str, int], float]:
     """(prompt id, sample index) -> score from a validation folder, in request order, without samples that have none."""
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {(row["prompt_id"], row["sample_index"]): float(row["score"]) for row in rows if row["score"] is not None}
+    path = folder / SAMPLES
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        scored = [row for row in rows if row["score"] is not None]
+        return {(row["prompt_id"], row["sample_index"]): float(row["score"]) for row in scored}
+    except (OSError, ValueError, RecursionError, TypeError, LookupError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged, so the result cannot be computed: {error}",
+            remedy="remove its folder; validations that are left are compared",
+        ) from error
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
@@ -23,7 +35,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
     they share prompts and seeds, over the samples that have a score in both (0 without any). Without two validations
     there are no figures.
     """
-    folders = sorted(p for p in (run_dir / "validation").iterdir() if (p / "samples.jsonl").is_file())
+    folders = [path for path in list_checkpoints(run_dir / "validation") if (path / SAMPLES).is_file()]
     if len(folders) < 2:
         return {"validations": [f.name for f in folders]}
     before, after = read_scores(folders[0]), read_scores(folders[-1])

@@ -9,7 +9,13 @@ from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
-from omni_portable.models.loading import check_component_class, read_json, read_model_index
+from omni_portable.models.loading import (
+    check_component_class,
+    component_class,
+    read_json,
+    read_model_index,
+    whole_numbers,
+)
 
 PIPELINE = "StableDiffusion3Pipeline"
 CLIPS = ("text_encoder", "text_encoder_2")
@@ -19,6 +25,22 @@ ENCODER_CLASSES = {
     "text_encoder_2": "CLIPTextModelWithProjection",
     "text_encoder_3": "T5EncoderModel",
 }
+_CLIP_NUMBERS = ("hidden_size", "num_attention_heads", "projection_dim", "vocab_size", "max_position_embeddings")
+WHOLE_NUMBERS = {
+    "transformer": (
+        "in_channels",
+        "patch_size",
+        "pos_embed_max_size",
+        "attention_head_dim",
+        "joint_attention_dim",
+        "pooled_projection_dim",
+    ),
+    "vae": ("latent_channels",),
+    "text_encoder": _CLIP_NUMBERS,
+    "text_encoder_2": _CLIP_NUMBERS,
+    "text_encoder_3": ("d_model", "vocab_size"),
+}
+"""Keys of the config files that are computed with."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,7 @@ def read_folder(path: Path) -> SD3Folder:
     index = read_model_index(path, PIPELINE)
     check_component_class(path, index, "transformer", "SD3Transformer2DModel")
     check_component_class(path, index, "vae", "AutoencoderKL")
-    present = [name for name in ENCODER_CLASSES if (index.get(name) or [None, None])[1] is not None]
+    present = [name for name in ENCODER_CLASSES if component_class(index, name) is not None]
     if not present:
         raise ModelError(f"{path / 'model_index.json'} has no text encoder", choices=tuple(ENCODER_CLASSES))
     for name in present:
@@ -112,11 +134,20 @@ def read_folder(path: Path) -> SD3Folder:
         scheduler=read_json(path / "scheduler" / "scheduler_config.json"),
         encoders={name: read_json(path / name / "config.json") for name in present},
     )
-    try:
-        _cross_check(folder)
-    except KeyError as error:
-        raise ModelError(f"a config file in {path} lacks the key {error}") from error
+    _check_values(folder)
+    _cross_check(folder)
     return folder
+
+
+def _check_values(folder: SD3Folder) -> None:
+    for name, config in {"transformer": folder.transformer, "vae": folder.vae, **folder.encoders}.items():
+        whole_numbers(folder.path / name / "config.json", config, WHOLE_NUMBERS[name])
+    blocks = folder.vae.get("block_out_channels")
+    if not isinstance(blocks, list) or not blocks or not all(type(block) is int and block > 0 for block in blocks):
+        raise ModelError(
+            f"the model file {folder.path / 'vae' / 'config.json'}: 'block_out_channels' is {blocks!r}, not a list of "
+            "whole numbers above 0"
+        )
 
 
 def _cross_check(folder: SD3Folder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from omni_portable.trainer.loggers.values import LoggerOptions, checked
 from omni_portable.trainer.rundir import disk_errors, write_text
 
 METRICS = "metrics.jsonl"
+
+log = logging.getLogger(__name__)
 
 SPEC = PluginSpec(
     name="jsonl",
@@ -80,8 +83,9 @@ def kept_rows(path: Path, resumed_from: int) -> list[str]:
     Raises:
         RunDirectoryError: another line is not a row.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = []
+    with disk_errors(path):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept, steps = [], set()
     for number, line in enumerate(lines, start=1):
         step = row_step(line)
         if step is None and number < len(lines):
@@ -91,6 +95,10 @@ def kept_rows(path: Path, resumed_from: int) -> list[str]:
             )
         if step is not None and step <= resumed_from:
             kept.append(line)
+            steps.add(step)
+    lost = [step for step in range(1, resumed_from + 1) if step not in steps]
+    if lost:
+        log.warning("%s lacks %d rows up to step %d, the first of step %d", path, len(lost), resumed_from, lost[0])
     return kept
 
 
@@ -98,7 +106,7 @@ def row_step(line: str) -> int | None:
     """The step of a row, or None when the line is no complete row."""
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     step = row.get("step") if isinstance(row, dict) else None
-    return step if isinstance(step, int) else None
+    return step if type(step) is int else None

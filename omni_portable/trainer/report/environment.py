@@ -33,11 +33,12 @@ def _attention(environment: Mapping[str, Any]) -> str:
     chosen = environment.get("attention")
     if not isinstance(chosen, Mapping) or not chosen:
         return ""
-    verified = {
-        result.get("choice", {}).get("component"): result for result in environment.get("attention_verified") or []
-    }
+    results = _mappings(environment.get("attention_verified"))
+    verified = {choice.get("component"): result for result in results for choice in _mappings([result.get("choice")])}
     rows = []
     for component, choice in chosen.items():
+        if not isinstance(choice, Mapping):
+            continue
         result = verified.get(component, {})
         errors = (result.get(f"max_{way}_error") for way in ("forward", "backward"))
         measured = [number(error) if error is not None else "not run" for error in errors]
@@ -45,6 +46,10 @@ def _attention(environment: Mapping[str, Any]) -> str:
         rows.append((component, *names, *measured, number(result.get("tolerance"))))
     head = ("component", "kernel", "actor", "rollout", "from", "why", "forward error", "backward error", "tolerance")
     return table(head, rows, "Attention kernels, compared with fp32 math attention before training")
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _determinism(value: Any) -> str:

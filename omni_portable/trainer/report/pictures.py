@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from omni_portable.trainer.report.markup import Raw, esc, number
-from omni_portable.trainer.report.read import RunData, Validation
+from omni_portable.trainer.report.read import RunData, Validation, finite
 
 MAX_PAIRS = 24
 MAX_SIDE = 320
@@ -53,15 +54,20 @@ def _pairs(first: Validation, last: Validation) -> str:
     return f'<div class="pairs">{"".join(cards)}</div>{note}'
 
 
-def _identity(sample: Mapping[str, Any]) -> tuple[Any, Any]:
-    return sample.get("prompt_id"), sample.get("sample_index")
+def _identity(sample: Mapping[str, Any]) -> tuple[str, str]:
+    return str(sample.get("prompt_id")), str(sample.get("sample_index"))
 
 
 def encode_image(validation: Validation, sample: Mapping[str, Any]) -> str:
-    """A data URL: small PNG files as they are, larger pictures scaled down and compressed; empty without the file."""
-    path = validation.folder / str(sample.get("image"))
-    if not sample.get("image") or not path.is_file():
+    """A data URL: small PNG files as they are, larger pictures scaled down and compressed; empty without the file, or
+    where it is damaged."""
+    try:
+        return _encode(validation.folder / str(sample["image"])) if sample.get("image") else ""
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises on damaged files
         return ""
+
+
+def _encode(path: Path) -> str:
     with Image.open(path) as image:
         small = max(image.size) <= MAX_SIDE // 2
         if small and image.format == "PNG":
@@ -83,8 +89,8 @@ def _card(sample: Mapping[str, Any], sides: list[tuple[int, Mapping[str, Any], s
 
 
 def _side(step: int, sample: Mapping[str, Any], image: str) -> str:
-    score = sample.get("score")
-    shown = number(score, 2) if isinstance(score, (int, float)) and score == score else "no score"
+    score = finite(sample.get("score"))
+    shown = "no score" if score is None else number(score, 2)
     what = f"{sample.get('prompt', '')} at step {step}, score {shown}"
     view = f'<img src="{image}" alt="{esc(what)}" loading="lazy">' if image else '<span class="noimage">no image</span>'
     read = "".join(f"<span>{esc(name)}: {esc(value)}</span>" for name, value in flat_details(sample.get("details")))

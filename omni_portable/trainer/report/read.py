@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import yaml
 
 from omni_portable.contracts.errors import RunDirectoryError
+from omni_portable.trainer.checkpoint import list_checkpoints
 
 Point = tuple[int, float | None]
-_STEP = re.compile(r"^step_(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class RunData:
     @property
     def finished(self) -> bool:
         total = self.setting("trainer.total_steps")
-        return bool(self.summary) and (total is None or self.last_step >= total)
+        return bool(self.summary) and (not isinstance(total, int) or self.last_step >= total)
 
 
 def read_run(run_dir: Path) -> RunData:
@@ -96,8 +95,14 @@ def read_run(run_dir: Path) -> RunData:
     data.plan = _text(data, "plan.txt")
     data.environment = _json(data, "environment.json")
     data.summary = _json(data, "summary.json")
+    for name, value in data.summary.items():
+        if name != "validations" and finite(value) is None:
+            raise RunDirectoryError(f"{run_dir / 'summary.json'} is damaged: '{name}' is no number")
     for row in _json_lines(data, run_dir / "metrics.jsonl"):
         _add_row(data, row)
+    lost = [step for step in range(1, data.last_step) if step not in data.rows]
+    if lost:
+        data.notes.append(f"metrics.jsonl lacks the rows of {len(lost)} steps, the first of step {lost[0]}")
     data.validations = list(_validations(data))
     return data
 
@@ -119,7 +124,7 @@ def _text(data: RunData, name: str) -> str:
 def _yaml(path: Path, text: str) -> dict[str, Any]:
     try:
         value = yaml.safe_load(text) if text else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else {}
 
@@ -130,7 +135,7 @@ def _json(data: RunData, name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{data.run_dir / name} is damaged: {error}") from error
     return value if isinstance(value, dict) else {}
 
@@ -144,7 +149,7 @@ def _json_lines(data: RunData, path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 data.notes.append(f"the last line of {path.relative_to(data.run_dir)} is incomplete and was left out")
                 return
@@ -156,20 +161,23 @@ def _json_lines(data: RunData, path: Path) -> Iterator[dict[str, Any]]:
 
 def _add_row(data: RunData, row: Mapping[str, Any]) -> None:
     step = row.get("step")
-    if not isinstance(step, int):
+    if type(step) is not int:
         raise RunDirectoryError(f"a row of {data.run_dir / 'metrics.jsonl'} has no step: {str(row)[:80]}")
-    values = {name: _number(value) for name, value in row.items() if name != "step"}
+    values = {name: finite(value) for name, value in row.items() if name != "step"}
     data.rows.setdefault(step, {}).update(values)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+def finite(value: Any) -> float | None:
+    """The value where it is a finite number."""
+    try:
+        number = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        number = math.inf
+    return number if math.isfinite(number) else None
 
 
 def _validations(data: RunData) -> Iterator[Validation]:
-    root = data.run_dir / "validation"
-    found = sorted(root.iterdir()) if root.is_dir() else []
-    for folder in found:
-        match = _STEP.match(folder.name)
-        if match and (folder / "samples.jsonl").is_file():
-            yield Validation(int(match.group(1)), folder, list(_json_lines(data, folder / "samples.jsonl")))
+    for folder in list_checkpoints(data.run_dir / "validation"):  # its folders are named alike
+        if (folder / "samples.jsonl").is_file():
+            step = int(folder.name.removeprefix("step_"))
+            yield Validation(step, folder, list(_json_lines(data, folder / "samples.jsonl")))

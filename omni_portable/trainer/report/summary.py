@@ -58,7 +58,9 @@ def _facts(data: RunData) -> Raw:
     seconds += sum(value or 0.0 for _, value in data.series("timing_s/validate"))
     scorers = data.setting("reward.scorers", {})
     rewards = [
-        f"{name} ({(s or {}).get('kind', '?')}, weight {(s or {}).get('weight', 1.0)})" for name, s in scorers.items()
+        f"{name} ({s.get('kind', '?')}, weight {s.get('weight', 1.0)})"
+        for name, s in (scorers.items() if isinstance(scorers, dict) else ())
+        if isinstance(s, dict)
     ]
     device = data.environment.get("device")
     rows = [
