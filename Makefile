@@ -31,6 +31,7 @@ format: $(STAMP)
 
 $(STAMP): pyproject.toml dockerfiles/constraints/cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; run make PYTHON=python3.11")'
+	@echo "installing into $(VENV): this takes a few minutes and prints little"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt pip
 	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt torch==2.13.0

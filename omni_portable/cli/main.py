@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,9 @@ from omni_portable.contracts.errors import OmniPortableError
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 
+OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
+"""Standard output goes to a reader that went away, or to a full disk."""
+
 COMMANDS = (train, quickstart, doctor, report, conformance, recipes)
 """Modules with `add_parser(subparsers)`, which sets `handler(arguments) -> exit code`."""
 
@@ -24,19 +29,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors a user can cure are printed without a traceback and give their own exit code (2 for the configuration, 1 for
     the rest); anything else is a bug and keeps its traceback.
     """
+    _open_streams()
     arguments = parse(argv)
     try:
-        return int(arguments.handler(arguments))
+        _check_working_folder()
+        code = int(arguments.handler(arguments))
+        sys.stdout.flush()
+        return code
     except OmniPortableError as error:
         print(f"omni-portable: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"\nomni-portable: interrupted. {getattr(arguments, 'resume_hint', '')}".rstrip(), file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`omni-portable recipes | head -1`): nothing is wrong, nobody listens.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # Files of a run are written under guards of their own; what arrives here is the output of the command.
+        if error.errno not in OUTPUT_LOST:
+            raise
+        return _output_lost(error, getattr(arguments, "resume_hint", ""))
+
+
+def _open_streams() -> None:
+    """Make standard output and error such that printing to them cannot fail for what is printed.
+
+    Both may be closed, and their encoding may lack a character (it is then escaped).
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise OmniPortableError("the folder you are in was removed", remedy="change to one that exists") from error
+
+
+def _output_lost(error: OSError, resume_hint: str) -> int:
+    """Nobody takes our output any more: no fault where the reader has seen enough (`omni-portable recipes | head -1`),
+    but training has been stopped by it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError) and not resume_hint:
         return 0
+    why = error.strerror or str(error)
+    print(f"omni-portable: error: cannot write to standard output: {why}. {resume_hint}".rstrip(), file=sys.stderr)
+    return OmniPortableError.exit_code
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -28,14 +28,6 @@ def list_recipes() -> list[str]:
     )
 
 
-def working_folder() -> str:
-    """Where relative paths start, for messages: a shell may stand in a folder that was removed."""
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return "a folder that was removed"
-
-
 def find_recipe(name: str) -> Path:
     """The recipe's file, from a path, a name ('sd3/flow_grpo_ocr_tiny'), or a name without its family where only one
     family has it. 'recipes/NAME.yaml' is understood away from a checkout too.
@@ -61,7 +53,7 @@ def find_recipe(name: str) -> Path:
         raise ConfigError(f"'{name}' is a folder, not a recipe", choices=known)
     stems = {known_name.rsplit("/", 1)[-1]: known_name for known_name in known}
     raise ConfigError(
-        f"no recipe '{name}': there is no such file (from {working_folder()}) and no packaged recipe of that name",
+        f"no recipe '{name}': there is no such file (from {Path.cwd()}) and no packaged recipe of that name",
         remedy=suggest(wanted, [*known, *stems]),
         choices=known,
     )

@@ -121,12 +121,15 @@ def schedule_from_config(
 
 
 def _number(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """A finite number of a scheduler config, above 0 (or null where that is the default)."""
+    """A finite number of a scheduler config (or null where that is the default); counts must be above 0."""
     value = config.get(key, default)
     if value is None and default is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"scheduler option '{key}' is {value!r}, not a number above 0")
+    low = 0 if isinstance(default, int) else -math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < math.inf:
+        raise ModelError(
+            f"scheduler option '{key}' is {value!r}, not a finite number" + (" above 0" if low == 0 else "")
+        )
     return value
 
 

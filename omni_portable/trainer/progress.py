@@ -30,7 +30,8 @@ def summary_line(step: int, total: int, metrics: Mapping[str, float], left: floa
     stages = [f"{name} {metrics[key]:.1f}s" for name in SHOWN if (key := f"timing_s/{name}") in metrics]
     if stages:
         parts.append(", ".join(stages))
-    parts.append(f"left {int(left) // 60}:{int(left) % 60:02d}")
+    if step:
+        parts.append(f"left {int(left) // 60}:{int(left) % 60:02d}")
     return " | ".join(parts)
 
 
@@ -61,13 +62,14 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """A line per step on standard output, for logs and pipes."""
+    """A line per step on standard output, and one when a validation starts (it may take long), for logs and pipes."""
 
     def __init__(self, total: int, done: int) -> None:
         self._estimate = _Estimate(total, done)
 
     def stage(self, text: str) -> None:
-        del text
+        if text.endswith("validation"):
+            print(f"{text} ...", flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         print(summary_line(step, self._estimate.total, metrics, self._estimate.left(step)), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -170,6 +171,45 @@ def test_recipes_are_listed_with_what_they_are(capsys):
     assert main(["recipes"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(RECIPE)]
     assert "spell" in line
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which $COMMAND is the command line."""
+    variables = {**os.environ, "COMMAND": f"{sys.executable} -m omni_portable.cli", **environment}
+    return subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, env=variables)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_said(unbuffered):
+    result = shell("$COMMAND recipes > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert result.returncode == 1
+    assert result.stderr == "omni-portable: error: cannot write to standard output: No space left on device.\n"
+
+
+def test_training_does_not_end_in_silence_when_its_reader_goes_away():
+    result = shell("$COMMAND quickstart --run-dir /dev/null/x | true; exit ${PIPESTATUS[0]}")
+    assert result.returncode == 1
+    assert "cannot write to standard output" in result.stderr
+    assert "trainer.resume=auto" in result.stderr
+
+
+def test_closed_output_is_no_error():
+    result = shell("$COMMAND recipes >&-")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_characters_that_the_terminal_lacks_are_escaped(tmp_path):
+    recipe = tmp_path / "übung.yaml"
+    recipe.write_text("defaults: [/sd3/flow_grpo_ocr_tiny@_global_, _self_]\n")
+    result = shell(f"$COMMAND train {recipe} --dry-run", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert r"\xfcbung" in result.stdout
+
+
+def test_a_folder_that_was_removed_is_said(tmp_path):
+    result = shell(f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir ../gone; $COMMAND doctor --quick")
+    assert result.returncode == 1
+    assert result.stderr.startswith("omni-portable: error: the folder you are in was removed")
 
 
 def test_a_reader_that_goes_away_is_no_error():

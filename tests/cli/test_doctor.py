@@ -141,3 +141,12 @@ def test_quick_imports_no_torch():
         "import sys; from omni_portable.cli import main; main(['doctor', '--quick']); sys.exit('torch' in sys.modules)"
     )
     assert os.spawnv(os.P_WAIT, __import__("sys").executable, ["python", "-c", code]) == 0
+
+
+def test_no_folder_for_temporary_files(monkeypatch, tmp_path):
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "no usable folder")
+
+    monkeypatch.setattr(machine.tempfile, "gettempdir", nowhere)
+    (check,) = machine.temporary_checks("set TMPDIR")
+    assert (check.status, check.remedy) == ("fail", "set TMPDIR")

@@ -38,6 +38,16 @@ def fails(recipe: str, *overrides: str) -> str:
         ("device.dtype=bf16", "bfloat16"),
         ("trainer.resume=atuo", "did you mean 'auto'"),
         ("dataplane.max_staleness=1", "trainer.mode=sync"),
+        ("trainer.resume=''", "valid choices: never"),
+        ("trainer.resume='~nobody-of-that-name'", "cannot be used"),
+        ("trainer.loggers=[jsonl,jsonl]", "twice"),
+        ("model.path=''", "is empty"),
+        ("data.train=' '", "is empty"),
+        ("device.threads=100000000000000000000", "at most 4096"),
+        ("rollout.num_steps=100000000000000000000", "at most 10000"),
+        ("rollout.n=100000000000000000000", "at most 1e+06"),
+        ("data.train_batch_size=100000000000000000000", "at most 1e+06"),
+        ("reward.timeout_s=1e30", "at most 1e+09"),
     ],
 )
 def test_single_values(recipe, override, part):
@@ -183,3 +193,7 @@ def test_configuration_loads_without_torch():
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_section_that_is_removed_lacks_its_keys(recipe):
+    assert "'model.family' has no value" in fails(recipe, "~model")

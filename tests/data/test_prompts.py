@@ -195,3 +195,66 @@ def test_overlap_of_the_splits_is_refused(tmp_path):
     refuse_overlap(train, load(write(tmp_path / "v.txt", ["a bird"])))
     with pytest.raises(DataError, match=r"1 validation prompts .*'A  Cat'"):
         refuse_overlap(train, load(write(tmp_path / "v.txt", ["a bird", "A  Cat"])))
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ' + "1" * 5000 + "}", "[" * 100_000], ids=["digits", "nesting"])
+def test_json_that_python_does_not_read(tmp_path, line):
+    (tmp_path / "p.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match="row 1 is no JSON"):
+        load(str(tmp_path / "p.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "row", ['{"prompt": "\\ud83d"}', '{"prompt": "a", "id": "\\ud83d"}', '{"prompt": "a", "x": ["\\ud83d"]}']
+)
+def test_half_a_character_is_refused_by_field(tmp_path, row):
+    (tmp_path / "p.jsonl").write_text(row + "\n")
+    with pytest.raises(DataError, match=r"row 1: field '(prompt|id|x)' holds half of a character"):
+        load(str(tmp_path / "p.jsonl"))
+
+
+def test_a_missing_prompt_field_names_the_key(tmp_path):
+    source = write(tmp_path / "p.jsonl", [{"text": "a"}])
+    with pytest.raises(DataError, match=r"data\.prompt_key"):
+        load(source)
+
+
+def test_a_given_id_that_looks_like_a_made_one_stays_apart(tmp_path):
+    made = load(write(tmp_path / "a.jsonl", [{"prompt": "a"}]))[0].prompt_id
+    rows = load(write(tmp_path / "b.jsonl", [{"prompt": "b", "id": f"{made}-2"}, {"prompt": "a"}, {"prompt": "a"}]))
+    assert [row.prompt_id for row in rows] == [f"{made}-2", made, f"{made}-3"]
+
+
+@pytest.mark.parametrize("judged", ["x", [1]])
+def test_a_reward_model_column_of_another_shape(tmp_path, judged):
+    row = {"prompt": [{"role": "user", "content": "a"}], "reward_model": judged}
+    with pytest.raises(DataError, match="row 1: field 'reward_model'"):
+        load(write(tmp_path / "p.jsonl", [row]))
+
+
+def test_a_role_that_is_no_text(tmp_path):
+    with pytest.raises(DataError, match="message of role"):
+        load(write(tmp_path / "p.jsonl", [{"prompt": [{"role": ["x"], "content": "a"}]}]))
+
+
+def damaged_page(path):
+    pq.write_table(pa.table({"prompt": [f"prompt {i}" for i in range(3000)]}), path)
+    content = bytearray(path.read_bytes())
+    content[100:1000] = bytes(900)
+    path.write_bytes(content)
+
+
+def broken_text(path):
+    ends, content = pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")
+    pq.write_table(pa.table({"prompt": pa.Array.from_buffers(pa.string(), 1, [None, ends, content])}), path)
+
+
+def odd_time(path):
+    pq.write_table(pa.table({"prompt": ["a"], "time": pa.array([2**60], pa.time64("us"))}), path)
+
+
+@pytest.mark.parametrize("make", [damaged_page, broken_text, odd_time])
+def test_parquet_that_cannot_be_read_row_by_row(tmp_path, make):
+    make(tmp_path / "p.parquet")
+    with pytest.raises(DataError, match="p.parquet cannot be read as parquet"):
+        load(str(tmp_path / "p.parquet"))

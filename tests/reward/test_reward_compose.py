@@ -260,3 +260,10 @@ def test_specs_and_composition_load_without_heavy_modules():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("weights", [(1e308, 1e308), (1e308, -1e308), (1e309, 0.0)])
+def test_a_sum_beyond_what_a_number_holds_is_named(weights):
+    fakes = [Fake(lambda calls, batch: RewardOutput([10.0] * len(batch))) for _ in weights]
+    with pytest.raises(NonFiniteError, match=r"the reward of sample .* is too large .*\('s0'\)"):
+        composer(*fakes, weights=weights).score(samples())

@@ -1,6 +1,7 @@
 """Schedules equal diffusers' scheduler to the last bit, and refuse what they cannot do."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -108,3 +109,19 @@ def test_other_schedulers_and_missing_token_counts_are_refused():
 def test_impossible_schedules_are_refused(arguments):
     with pytest.raises(ConfigError):
         flow_match_schedule(**arguments)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"shift": "x"},
+        {"shift": None},
+        {"shift": math.nan},
+        {"num_train_timesteps": 0},
+        {"shift_terminal": []},
+        {"use_dynamic_shifting": True, "base_shift": True},
+    ],
+)
+def test_scheduler_options_that_are_no_numbers_are_refused(config):
+    with pytest.raises(ModelError, match=f"'{list(config)[-1]}'"):
+        schedule_from_config(config, 8, tokens=16)

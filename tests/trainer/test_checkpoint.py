@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from omni_portable.contracts.errors import CheckpointError
+from omni_portable.contracts.errors import CheckpointError, RunDirectoryError
 from omni_portable.trainer.checkpoint import (
     TrainerState,
     list_checkpoints,
@@ -42,6 +43,7 @@ def test_round_trip(tmp_path: Path) -> None:
         (lambda f: (f / "manifest.json").unlink(), "manifest.json cannot be read"),
         (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json holds no object"),
         (lambda f: (f / "manifest.json").write_text("{}"), "manifest.json does not list"),
+        (lambda f: (f / "actor" / "more").write_text(""), "holds actor/more, which its manifest.json does not list"),
         (lambda f: (f / "manifest.json").write_text('{"sha256": {}}'), "manifest.json does not list"),
         (lambda f: (f / "trainer.json").write_text("{}"), "trainer.json is not what"),
     ],
@@ -148,3 +150,26 @@ def test_resolve_resume(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "checkpoints", state(5), write_parts)
     assert resolve_resume(tmp_path, "auto") == folder
     assert resolve_resume(tmp_path, "/elsewhere/step_000001") == Path("/elsewhere/step_000001")
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, state(3), write_parts)
+    with pytest.raises(CheckpointError, match="step_000007 is of step 3"):
+        read_checkpoint(folder.rename(tmp_path / "step_000007"))
+    assert read_checkpoint((tmp_path / "step_000007").rename(tmp_path / "best")) == state(3)
+
+
+def test_a_state_of_another_type_is_refused(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, dataclasses.replace(state(3), submissions=None), write_parts)
+    with pytest.raises(CheckpointError, match="submissions"):
+        read_checkpoint(folder)
+
+
+def test_files_in_the_way_are_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoints", state(3), write_parts)
+    (tmp_path / "checkpoints" / "superseded-step_000003").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="Not a directory"):
+        rewind(tmp_path, 2)
+    (tmp_path / "checkpoints" / ".removing-step_000001").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="Not a directory"):
+        prune_checkpoints(tmp_path / "checkpoints", 1)

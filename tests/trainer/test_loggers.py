@@ -144,3 +144,18 @@ def test_tensorboard_keeps_images(tmp_path):
     events.Reload()
     (image,) = events.Images("validation/grid")
     assert (image.step, image.width, image.height) == (3, 4, 2)
+
+
+def test_resuming_without_rows_that_should_be_there_is_said(tmp_path, caplog):
+    write_history(tmp_path)
+    content = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(content[: content.index('{"step": 3') + 5])
+    make(tmp_path, resumed_from=4).close()
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
+    assert "lacks 2 rows up to step 4, the first of step 3" in caplog.text
+
+
+def test_a_folder_in_the_way_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunDirectoryError, match="metrics.jsonl"):
+        make(tmp_path, resumed_from=1)

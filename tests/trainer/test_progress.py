@@ -25,7 +25,7 @@ def test_a_line_says_step_reward_validation_times_and_what_is_left() -> None:
 
 def test_what_is_not_there_is_left_out() -> None:
     assert summary_line(0, 5, {"validation/reward_mean": 1.0, "validation/reward_stderr": 0.0}, 0.0) == (
-        "step 0/5 | validation 1.000 +- 0.000 | left 0:00"
+        "step 0/5 | validation 1.000 +- 0.000"
     )
 
 

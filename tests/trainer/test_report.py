@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import subprocess
 import sys
@@ -228,3 +230,57 @@ def test_odd_environments_do_not_break_the_report(tmp_path):
 def test_reports_load_without_torch():
     code = "import sys, omni_portable.trainer.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\njunk", b"text"])
+def test_a_damaged_picture_is_shown_as_missing(tmp_path, content):
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / "validation" / "step_000000" / "images" / "0000.png").write_bytes(content)
+    assert parsed(write_report(run_dir)).text.count("no image") == 1
+
+
+def test_lost_rows_are_noted(tmp_path):
+    run_dir = write_run(tmp_path / "run")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    (run_dir / "metrics.jsonl").write_text("\n".join(line for line in lines if '"step": 7,' not in line))
+    assert "lacks the rows of 1 steps, the first of step 7" in parsed(write_report(run_dir)).text
+
+
+@pytest.mark.parametrize("value", [None, "x", [], math.inf, 10**400])
+def test_a_summary_that_holds_no_numbers_is_damaged(tmp_path, value):
+    run_dir = write_run(tmp_path / "run")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    (run_dir / "summary.json").write_text(json.dumps(summary | {"before": value}))
+    with pytest.raises(RunDirectoryError, match="summary.json is damaged: 'before' is no number"):
+        write_report(run_dir)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "environment.json", "config.yaml", "metrics.jsonl"])
+def test_nesting_that_python_does_not_read(tmp_path, name):
+    run_dir = write_run(tmp_path / "run")
+    (run_dir / name).write_text("[" * 100_000 + "\n" + "{}\n")
+    with pytest.raises(RunDirectoryError, match=f"{name} is damaged"):
+        write_report(run_dir)
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], {"a": 1}])
+@pytest.mark.parametrize("name", ["attention", "attention_verified", "determinism", "device", "versions"])
+def test_an_environment_of_any_shape_is_shown(tmp_path, name, value):
+    run_dir = write_run(tmp_path / "run")
+    environment = json.loads((run_dir / "environment.json").read_text())
+    (run_dir / "environment.json").write_text(json.dumps(environment | {name: value}))
+    parsed(write_report(run_dir))
+
+
+@pytest.mark.parametrize("change", [{"score": 10**400}, {"score": "x"}, {"prompt_id": []}, {"sample_index": {}}])
+def test_samples_of_any_shape_are_shown(tmp_path, change):
+    run_dir = write_run(tmp_path / "run")
+    path = run_dir / "validation" / "step_000000" / "samples.jsonl"
+    rows = [json.loads(line) | change for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parsed(write_report(run_dir))
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    run_dir = write_run(tmp_path / os.fsdecode(b"run-\xfc"))
+    assert r"run-\udcfc" in parsed(write_report(run_dir)).text

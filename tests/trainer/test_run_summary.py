@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.summary import summarise
 
 
@@ -49,3 +50,23 @@ def test_one_validation_gives_no_figures(tmp_path: Path) -> None:
 def test_no_validation_gives_no_figures(tmp_path: Path) -> None:
     (tmp_path / "validation" / "step_000000" / "images").mkdir(parents=True)
     assert summarise(tmp_path) == {"validations": []}
+
+
+@pytest.mark.parametrize(
+    "content", ["\udcff", "[]", "{}", "[" * 100_000, '{"prompt_id": [], "sample_index": 0, "score": 1}']
+)
+def test_damaged_samples_are_named(tmp_path: Path, content: str) -> None:
+    write(tmp_path, 0, [0.0])
+    write(tmp_path, 5, [1.0])
+    path = tmp_path / "validation" / "step_000005" / "samples.jsonl"
+    path.write_text(content, errors="surrogateescape")
+    with pytest.raises(RunDirectoryError, match="step_000005/samples.jsonl is damaged"):
+        summarise(tmp_path)
+
+
+def test_other_folders_do_not_count_and_steps_are_numbers(tmp_path: Path) -> None:
+    write(tmp_path, 999_999, [0.0])
+    write(tmp_path, 1_000_000, [1.0])
+    (tmp_path / "validation" / "mine").mkdir()
+    (tmp_path / "validation" / "mine" / "samples.jsonl").write_text("x")
+    assert summarise(tmp_path)["rise"] == 1.0

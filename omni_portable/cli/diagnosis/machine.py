@@ -21,8 +21,17 @@ def machine_checks(folder: Path) -> Iterator[Check]:
     """Check memory, and disk and permissions where runs will be written (`folder`) and for temporary files."""
     yield memory_check(psutil.virtual_memory().available, psutil.virtual_memory().total)
     yield from folder_checks("runs", folder, "start in another folder or set trainer.run_dir")
-    yield from folder_checks("temporary files", Path(tempfile.gettempdir()), "set TMPDIR to a folder with room")
+    yield from temporary_checks("set TMPDIR to a folder with room")
     yield Check("processors", "ok", f"{len(psutil.Process().cpu_affinity())} usable of {os.cpu_count()}")
+
+
+def temporary_checks(remedy: str) -> Iterator[Check]:
+    try:
+        folder = Path(tempfile.gettempdir())
+    except OSError as error:
+        yield Check("temporary files", "fail", error.strerror or str(error), remedy)
+        return
+    yield from folder_checks("temporary files", folder, remedy)
 
 
 def memory_check(available: int, total: int) -> Check:

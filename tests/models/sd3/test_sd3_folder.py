@@ -244,3 +244,71 @@ def test_equal_seeds_build_equal_folders(tmp_path):
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (first / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
     assert (first / WEIGHTS).read_bytes() != (other / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("transformer/config.json", {"patch_size": 0}),
+        ("transformer/config.json", {"pos_embed_max_size": None}),
+        ("transformer/config.json", {"joint_attention_dim": [1]}),
+        ("transformer/config.json", {"in_channels": 4.0}),
+        ("vae/config.json", {"block_out_channels": []}),
+        ("vae/config.json", {"block_out_channels": 8}),
+        ("vae/config.json", {"latent_channels": True}),
+        ("text_encoder/config.json", {"num_attention_heads": 0}),
+        ("text_encoder_2/config.json", {"hidden_size": "x"}),
+        ("text_encoder_2/config.json", {"vocab_size": "absent"}),
+    ],
+)
+def test_values_that_are_computed_with_are_checked(folder, file, change):
+    edit(folder / file, **change)
+    with pytest.raises(ModelError, match=f"{file}.*'{next(iter(change))}'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("change", [{"bos_token_id": "x"}, {"hidden_act": [1]}, {"dtype": "x"}])
+def test_what_a_library_cannot_build_from_is_named(folder, change):
+    edit(folder / "text_encoder_2/config.json", **change)
+    with pytest.raises(ModelError, match="text_encoder_2/config.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("architectures", [3, [], "x", {}])
+def test_architectures_of_any_shape(folder, architectures):
+    edit(folder / "text_encoder/config.json", architectures=architectures)
+    if architectures in ([], {}):
+        load(folder)  # nothing said
+    else:
+        with pytest.raises(ModelError, match="text_encoder/config.json describes"):
+            load(folder)
+
+
+@pytest.mark.parametrize("entry", ["x", 1, [1], {"a": "b"}, True])
+@pytest.mark.parametrize("component", ["transformer", "text_encoder_3"])
+def test_entries_of_the_index_of_any_shape(folder, component, entry):
+    edit(folder / "model_index.json", **{component: entry})
+    with pytest.raises(ModelError, match=f"model_index.json lists '{component}' as"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ['{"a": ' + "1" * 5000 + "}", "[" * 100_000], ids=["digits", "nesting"])
+def test_json_that_python_does_not_read(folder, content):
+    (folder / "vae/config.json").write_text(content)
+    with pytest.raises(ModelError, match="vae/config.json cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("weight_map", [[], None, {}, {"a": 3}, "x"])
+def test_an_index_without_a_map(sharded, weight_map):
+    (index,) = (sharded / "transformer").glob("*.index.json")
+    edit(index, weight_map=weight_map)
+    with pytest.raises(ModelError, match="has no weight_map"):
+        load(sharded)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"model": 3}'])
+def test_a_tokenizer_that_cannot_be_built(folder, content):
+    (folder / "tokenizer/tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match="tokenizer"):
+        load(folder)
