@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +37,22 @@ def read_vectors(path: Path) -> list[VectorCase]:
         VectorFileError: unreadable, not JSON, no cases, or a case without name, inputs or numeric expected outputs.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
     except OSError as error:
         raise VectorFileError(f"cannot read the reference vectors {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise VectorFileError(f"{path} is not valid JSON: {error}", remedy="copy the file again") from error
     cases = content.get("cases") if isinstance(content, dict) else None
     if not isinstance(cases, list) or not cases:
         raise VectorFileError(f"{path} holds no list of cases", remedy='the format is {"about", "cases": [...]}')
     return [_case(path, index, case) for index, case in enumerate(cases)]
+
+
+def _whole_number(digits: str) -> int:
+    value = int(digits)
+    if math.isinf(float(digits)):
+        raise ValueError(f"the number {digits[:12]}... is too large")
+    return value
 
 
 def _case(path: Path, index: int, case: object) -> VectorCase:

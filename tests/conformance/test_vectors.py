@@ -149,6 +149,13 @@ def test_unreadable_files_end_with_code_2(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("content", ["1" * 400, "1" * 5000, "[" * 100_000], ids=["large", "digits", "nesting"])
+def test_json_that_python_does_not_read(tmp_path, content):
+    (tmp_path / "vectors.json").write_text('{"cases": ' + content)
+    with pytest.raises(VectorFileError, match="vectors.json is not valid JSON"):
+        run_vectors(tmp_path / "vectors.json")
+
+
 def test_inputs_that_our_functions_refuse_fail_their_case_only(tmp_path):
     case = first("sampler.sde")
     silent = {**case, "inputs": {**case["inputs"], "noise_level": 0.0}}
