@@ -196,7 +196,8 @@ class ConsistencyConfig:
     """Batch sizes at which the first rollout's transitions are scored again, to report how far a log-prob depends on
     the batch it was computed in; empty skips it."""
     probe: bool = True
-    """After each weight sync re-run a fixed request and require its output to change exactly when the weights did."""
+    """After each weight sync re-run a fixed request and require its output to change when, and only when, the
+    weights changed by more than rounding may hide."""
 
 
 @dataclass

@@ -24,14 +24,11 @@ class StepResult:
 
     Args:
         metrics: scalar metrics ('actor/...'), reduced over all rows of the mini-batch.
-        log_probs: (N, W) fp32, detached, as recomputed with the weights before this step, in sample order (zeros and
-            `rows_scored` False where the algorithm replays no stored transition).
-        rows_scored: whether log_probs were computed.
+        log_probs: (N, W) fp32, detached, as recomputed with the weights before this step, in sample order.
     """
 
     metrics: dict[str, float]
     log_probs: torch.Tensor
-    rows_scored: bool = True
 
 
 @runtime_checkable
