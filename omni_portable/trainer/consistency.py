@@ -116,7 +116,8 @@ class _Seen:
 
 class SyncProof:
     """After each weight sync: checksums on both sides, and a fixed request whose output must change when, and only
-    when, the weights did by more than rounding may hide (it catches engines that accept an update and keep serving the old policy).
+    when, the weights did by more than rounding may hide (it catches engines that accept an update and keep serving the
+    old policy).
 
     Whether a change of the weights is large enough to show is asked of the actor, which scores the transitions of the
     first probe again. Changes too small to show add up until they must.
