@@ -29,6 +29,8 @@ _CONTEXT.set_forkserver_preload(
 
 
 def _child(argv: list[str], log: str) -> None:
+    # As a terminal starts a command: a test run in the background of a shell script inherits an ignored SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
