@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omni_portable.contracts.registry import GROUPS
 
-PACKAGES = ("omni_portable.contracts", "omni_portable.config", "omni_portable.cli")
+PACKAGES = ("omni_portable.contracts", "omni_portable.config", "omni_portable.planning", "omni_portable.cli")
 HEAVY = ("torch", "diffusers", "transformers", "accelerate", "peft", "vllm", "vllm_omni", "ray")
 """Modules that must not be loaded."""
 _PROBE = (

@@ -1,12 +1,14 @@
 """The device seam: everything the rest of the house may ask of an accelerator, and nothing else.
 
 A device package implements :class:`Device` and registers it under ``omni_portable.devices``. A device's spec
-(`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty) so that planning works without it.
+(`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty) and 'accelerator' (False for the host
+processor). Device modules load without torch, so that `static_profile` answers on any machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -148,6 +150,32 @@ class SleepPool(Protocol):
     def wake(self, tags: Sequence[SleepTag] | None = None) -> Ack: ...
 
 
+class EnginePool(Protocol):
+    """A rollout engine's own allocator, in the engine's process: tagged memory that sleeps and wakes in place."""
+
+    def check(self) -> None:
+        """Refuse, before anything is allocated, settings under which sleeping cannot work.
+
+        Raises:
+            LifecycleError: names the setting and what to change it to.
+        """
+        ...
+
+    def use(self, tag: SleepTag) -> AbstractContextManager[None]:
+        """What is allocated inside belongs to `tag`."""
+        ...
+
+    def sleep(self, level: int = 1, tags: Sequence[SleepTag] | None = None) -> Ack:
+        """Unmap memory: level 1 keeps a host copy of 'weights' and discards the rest, level 2 discards everything.
+
+        Raises:
+            LifecycleError: the driver reports that much less was freed than was asleep.
+        """
+        ...
+
+    def wake(self, tags: Sequence[SleepTag] | None = None) -> Ack: ...
+
+
 class MemoryManager(Protocol):
     def stats(self) -> MemoryStats: ...
 
@@ -155,7 +183,17 @@ class MemoryManager(Protocol):
         """Give cached free memory back to the driver or system; returns bytes given back, as measured."""
         ...
 
-    def pool(self, name: str) -> SleepPool: ...
+    def pool(self, name: str) -> SleepPool:
+        """A new, empty pool for an actor's modules and optimizers; `name` is for messages."""
+        ...
+
+    def engine_pool(self) -> EnginePool:
+        """The allocator of the rollout engine in this process.
+
+        Raises:
+            DeviceError: the device has none, or the package that brings it is missing.
+        """
+        ...
 
 
 class Collectives(Protocol):
@@ -185,8 +223,42 @@ class Determinism(Protocol):
 
 
 @dataclass(frozen=True)
+class PackageNeed:
+    """An installed distribution that a device's stack, or one of its kernels, needs.
+
+    Args:
+        distribution: name on the package index, as `importlib.metadata` knows it.
+        specifier: PEP 440 version specifier ('==2.10.0', '>=2.6.3,<3'); empty where any version will do.
+        purpose: what needs it, a few words.
+        install: the exact command that installs it.
+        optional: only some choices need it; a wrong version is a fault, its absence is none.
+    """
+
+    distribution: str
+    specifier: str
+    purpose: str
+    install: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
 class StaticProfile:
-    """Answers from tables, without hardware: what planning needs of one generation."""
+    """Answers from tables, without hardware and without looking at what is installed: all that planning needs.
+
+    Args:
+        generation: '' where the device has none, or where facts hold for every generation.
+        torch_device_type: as in `Device`.
+        attention: a selector that answers from tables; `AttentionChoice.package` then says what must be installed.
+        attention_families: families offered on this generation.
+        default_attention: component -> family that 'auto' means.
+        memory_bytes: of one device; None where only the machine itself can tell.
+        reserved_bytes: of `memory_bytes` what driver context, runtime and communicators take.
+        environment: variables of every role.
+        packages: the pinned stack.
+        constraints: path in the source tree of the pip constraints.
+        image: Dockerfile and build arguments that make this device's image.
+        evidence: where the report of a run on such hardware is, or 'not run on hardware'.
+    """
 
     name: str
     generation: str
@@ -197,6 +269,13 @@ class StaticProfile:
     collective_backend: str
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    torch_device_type: str = ""
+    attention: AttentionSelector | None = None
+    reserved_bytes: int = 0
+    packages: tuple[PackageNeed, ...] = ()
+    constraints: str = ""
+    image: str = ""
+    evidence: str = "not run on hardware"
 
 
 @runtime_checkable

@@ -1,0 +1,1 @@
+"""Static resolution of recipe x device, without hardware and without torch."""
