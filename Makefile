@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test check bench format clean
+.PHONY: quickstart test check bench resolve contracts format clean
 
 quickstart: $(STAMP)
 	$(BIN)/omni-portable quickstart $(ARGS)
@@ -21,9 +21,18 @@ check: $(STAMP)
 	$(BIN)/python ci/check_sizes.py
 	$(BIN)/python ci/check_torch_free.py
 	$(BIN)/python ci/generate_docs.py --check
+	$(BIN)/python ci/check_dockerfiles.py
+	$(BIN)/python ci/check_vendor_contracts.py
 
 bench: $(STAMP)
 	$(BIN)/pytest tests/benchmarks --benchmark-only --benchmark-json=build/benchmarks.json $(ARGS)
+
+# Both need the package index: the pins of every device, and the vendors' interfaces against their pinned packages.
+resolve: $(STAMP)
+	$(BIN)/python ci/resolve.py $(ARGS)
+
+contracts: $(STAMP)
+	$(BIN)/python ci/check_vendor_contracts.py --download $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

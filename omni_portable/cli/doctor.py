@@ -18,16 +18,26 @@ def add_parser(subparsers: Any) -> None:
         "doctor",
         help="check this installation and say what to change",
         description="Check Python, package versions, plugins, recipes, devices, memory and disk. Versions are compared "
-        "before anything is imported. Exit code 0: usable (warnings may remain), 1: something must be changed.",
+        "before anything is imported. Exit code 0: usable (warnings may remain), 1: something must be changed, 2: no "
+        "such device.",
     )
     parser.add_argument("--quick", action="store_true", help="import no torch and ask no driver")
+    parser.add_argument(
+        "--device",
+        metavar="NAME[:GENERATION]",
+        help="whose table of packages to compare with (the accelerator that is present, else the host processor)",
+    )
     parser.add_argument("--json", action="store_true", help="print findings as JSON")
     parser.set_defaults(handler=handle)
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    if arguments.device is not None:
+        from omni_portable.planning.target import parse_target
+
+        parse_target(arguments.device)  # a name that does not exist is said before anything else
     checks = []
-    for check in diagnose(arguments.quick):
+    for check in diagnose(arguments.quick, arguments.device):
         checks.append(check)
         if not arguments.json:
             print(check.line(), flush=True)
@@ -40,20 +50,26 @@ def handle(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def diagnose(quick: bool) -> Iterator[Check]:
+def diagnose(quick: bool, device: str | None = None) -> Iterator[Check]:
     """All findings, the cheap and fundamental ones first.
 
-    When a required package is missing or of the wrong version, nothing is imported after that: what such a set does on
-    import is no finding, and may be a crash.
+    When a required package is missing or of the wrong version, or `import torch` would fail, nothing is imported after
+    that: what such a set does on import is no finding, and may be a crash.
+
+    Args:
+        device: whose table of packages applies; None takes what is present.
     """
     from omni_portable.cli.diagnosis.check import Check
     from omni_portable.cli.diagnosis.packages import package_checks
+    from omni_portable.cli.diagnosis.stack import stack_checks
 
-    sound = True
-    for check in package_checks():
-        sound = sound and check.status != "fail"
-        yield check
-    if not sound:
+    failed: set[str] = set()
+    for checks in (package_checks(), stack_checks(device)):
+        for check in checks:
+            if check.name not in failed:  # one package is reported once
+                yield check
+            failed |= {check.name} if check.status == "fail" else set()
+    if failed:
         yield Check("further checks", "warn", "left out until the packages above are right")
         return
     from omni_portable.cli.diagnosis.machine import machine_checks

@@ -37,7 +37,7 @@ class Measurement:
     """One figure.
 
     Args:
-        name: what was measured, unique within its check ('max_forward_error').
+        name: what was measured, unique within its check ('forward_error').
         value: as measured; NaN never satisfies a threshold.
         unit: 'bytes', 's', 'images/s', '' for pure numbers.
         relation: how value and threshold must stand; '' records the value without judging it.
@@ -72,7 +72,7 @@ class Outcome:
         measurements: at least one.
         detail: a sentence for people.
         facts: names and versions that were found, as text.
-        series: curves for the report's plots, name -> values.
+        series: curves for the report's plots, name -> values; all curves of a check share one plot.
     """
 
     measurements: Sequence[Measurement]
@@ -86,12 +86,12 @@ class Check:
     """One check.
 
     Args:
-        id: stable across releases and devices: 'GROUP.WHAT', lower case, e.g. 'attention.transformer'.
+        id: stable across releases and devices: 'GROUP.WHAT', lower case with hyphens, e.g. 'memory.sleep-level-1'.
         group: for the report's rows.
         title: what is claimed when it passes, one sentence.
         suite: 'quick' checks run in both suites, 'full' ones in the full suite only.
         run: measures; raises `NotRun` where it cannot, and any `OmniPortableError` counts as a failure.
-        remedy: what to do when it fails.
+        remedy: what to do when it fails, in the form of an error's remedy: no capital, no full stop.
     """
 
     id: str

@@ -1,7 +1,8 @@
 """The algorithm seam: what to sample, how to weigh it, what to minimise. Algorithms never see a model or a device.
 
 An algorithm's spec (`PluginSpec.capabilities`) declares 'kind' ('diffusion' or 'token'), 'needs_log_probs',
-'min_group_size' and 'step_kinds' (kernels it may be used with).
+'min_group_size' and 'step_kinds' (kernels it may be used with). Its options may have `requires() -> Requires`, which
+tells planning what an engine will keep; without it planning takes that to be nothing.
 """
 
 from __future__ import annotations

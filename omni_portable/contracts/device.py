@@ -1,8 +1,10 @@
 """The device seam: everything the rest of the house may ask of an accelerator, and nothing else.
 
 A device package implements :class:`Device` and registers it under ``omni_portable.devices``. A device's spec
-(`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty) and 'accelerator' (False for the host
-processor). Device modules load without torch, so that `static_profile` answers on any machine.
+(`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty), 'accelerator' (False for the host
+processor) and, where installations can be broken in ways of their own, 'stack_check': 'module:function' of a function
+(generation, '' for unknown) -> :class:`StackState` that imports no torch. Device modules load without torch, so that
+`static_profile` answers on any machine.
 """
 
 from __future__ import annotations
@@ -239,6 +241,32 @@ class PackageNeed:
     purpose: str
     install: str
     optional: bool = False
+
+
+@dataclass(frozen=True)
+class StackProblem:
+    """A state of what is installed in which a device cannot work, found from metadata and files before any import.
+
+    Args:
+        distribution: what to change.
+        problem: one sentence.
+        remedy: the exact command.
+        breaks_torch: in this state plain `import torch` fails, whatever device is used.
+    """
+
+    distribution: str
+    problem: str
+    remedy: str
+    breaks_torch: bool = False
+
+
+@dataclass(frozen=True)
+class StackState:
+    """Whether a device is here, as far as files and metadata tell, what was found, and what keeps it from working."""
+
+    present: bool
+    found: str
+    problems: tuple[StackProblem, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
-"""Reading model folders in diffusers / transformers format: everything is checked, nothing is downloaded or guessed.
+"""Loading models from folders in diffusers / transformers format: everything is checked, nothing is downloaded.
 
 The libraries' own loaders do the work. What they let pass with a warning (missing or unexpected tensors, a pickle where
-safetensors are absent) is an error here, and every error names the file.
+safetensors are absent) is an error here, and every error names the file. What needs no torch is in `folders`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,103 +14,11 @@ from typing import Any
 import diffusers.utils.logging as diffusers_logging
 import torch
 import transformers.utils.logging as transformers_logging
-from safetensors import SafetensorError, safe_open
 
 from omni_portable.contracts.errors import ModelError
+from omni_portable.models.folders import DIFFUSERS_STEM, TRANSFORMERS_STEM, read_json, weight_files
 
-DIFFUSERS_STEM = "diffusion_pytorch_model"
-TRANSFORMERS_STEM = "model"
 _LIBRARY_LOGGING: tuple[Any, ...] = (diffusers_logging, transformers_logging)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model folder; `ModelError` names the file that is missing or broken."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"the model file {path} does not exist", remedy="download the complete folder") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"the model file {path} cannot be read: {error}", remedy="download it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"the model file {path} holds no JSON object")
-    return content
-
-
-def read_model_index(folder: Path, pipeline: str) -> dict[str, Any]:
-    """`model_index.json` of a folder, checked to describe the wanted pipeline class."""
-    if not folder.is_dir():
-        raise ModelError(
-            f"the model folder {folder} does not exist",
-            remedy="set model.path to a local folder in diffusers format (it holds a model_index.json)",
-        )
-    index = read_json(folder / "model_index.json")
-    if index.get("_class_name") != pipeline:
-        raise ModelError(
-            f"{folder / 'model_index.json'} describes a {index.get('_class_name')}, not a {pipeline}",
-            remedy="set model.family to the family of this folder, or model.path to a folder of this family",
-        )
-    return index
-
-
-def check_component_class(folder: Path, index: Mapping[str, Any], component: str, expected: str) -> None:
-    """Compare a component's class in `model_index.json` with the one that will be loaded."""
-    found = component_class(index, component)
-    if found != expected:
-        raise ModelError(
-            f"{folder / 'model_index.json'} lists '{component}' as {found}, this family loads a {expected}"
-        )
-
-
-def component_class(index: Mapping[str, Any], component: str) -> object:
-    """The class in a component's entry, [LIBRARY, CLASS], of `model_index.json`; None where there is none."""
-    entry = index.get(component)
-    if entry is None:
-        return None
-    return entry[1] if isinstance(entry, list) and len(entry) == 2 else f"{entry!r} instead of [LIBRARY, CLASS]"
-
-
-def whole_numbers(path: Path, config: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """`ModelError` unless every key of a config file is there and a whole number above 0."""
-    for key in keys:
-        if key not in config:
-            raise ModelError(f"the model file {path} lacks the key '{key}'", remedy="download it again")
-        value = config[key]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(f"the model file {path}: '{key}' is {value!r}, not a whole number above 0")
-
-
-def weight_files(folder: Path, stem: str) -> list[Path]:
-    """The safetensors files of a component, whole or sharded, each opened once and checked for completeness.
-
-    Raises:
-        ModelError: no weights, both a whole file and an index, a missing shard, a tensor that its shard does not hold,
-            or a truncated or corrupt file.
-    """
-    whole, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if whole.is_file() and index.is_file():
-        raise ModelError(f"{folder} holds both {whole.name} and {index.name}", remedy="remove the one that is stale")
-    if whole.is_file():
-        _tensor_names(whole)
-        return [whole]
-    if not index.is_file():
-        held = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else ""
-        raise ModelError(
-            f"the model file {whole} does not exist (nor {index.name}); {folder} holds: {held or 'nothing'}",
-            remedy="download the complete folder; weights must be safetensors without a variant in their name",
-        )
-    names_of: dict[str, set[str]] = {}
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise ModelError(f"{index} has no weight_map from tensors to files")
-    for name, shard in weight_map.items():
-        names_of.setdefault(shard, set()).add(name)
-    for shard, names in sorted(names_of.items()):
-        absent = names - _tensor_names(folder / shard)
-        if absent:
-            raise ModelError(
-                f"{folder / shard} lacks {len(absent)} tensors that {index.name} puts there: {min(absent)}"
-            )
-    return [folder / shard for shard in sorted(names_of)]
 
 
 def load_diffusers(cls: Any, folder: Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -183,19 +90,6 @@ def quiet_libraries() -> Iterator[None]:
             log.set_verbosity(verbosity)
             if bars:
                 log.enable_progress_bar()
-
-
-def _tensor_names(path: Path) -> set[str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return set(file.keys())
-    except FileNotFoundError as error:
-        raise ModelError(f"the model file {path} does not exist", remedy="download the complete folder") from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"the model file {path} is truncated or corrupt ({path.stat().st_size} bytes): {error}",
-            remedy="download it again",
-        ) from error
 
 
 def _load(

@@ -19,13 +19,19 @@ from omni_portable.reward.compose import RewardComposer
 
 
 @dataclass
-class Prepared:
-    """What a run has settled before anything heavy loads."""
+class PreparedModel:
+    """How the run's model will be loaded, and why; no weights, prompts or scorers yet."""
 
     device: Device
     dtype: str
     load: ModelLoad
     attention_requests: list[AttentionRequest]
+
+
+@dataclass
+class Prepared(PreparedModel):
+    """What a run has settled before anything heavy loads."""
+
     algorithm: Algorithm
     composer: RewardComposer
     train_rows: list[PromptRow]
@@ -33,16 +39,14 @@ class Prepared:
     sampler: PromptSampler[PromptRow]
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Resolve and check; every problem is an error that says what to change."""
-    device = choose_device(config.device.name)
-    dtype = _dtype(config, device)
-    path = resolve_model_path(config.model.path)
-    adapter_class = registry.load("model", config.model.family)
-    requests = adapter_class.attention_requests(path, dtype, training=True)
-    attention = _select_attention(config, device, requests)
-    name, options = split_name(config.algorithm)
-    algorithm: Algorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
+def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
+    """Resolve and check; every problem is an error that says what to change.
+
+    Args:
+        device: chosen already; None chooses what the configuration names.
+    """
+    model = prepare_model(config, device)
+    algorithm = prepare_algorithm(config)
     composer = RewardComposer.from_config(config.reward)
     _check_artifacts(config, composer)
     required = (*config.data.fields, *composer.requirements().fields)
@@ -55,14 +59,44 @@ def prepare(config: RunConfig) -> Prepared:
         )
         refuse_overlap(train, validation)
         validation = validation[: config.data.max_validation_prompts or None]
+    return Prepared(
+        model.device,
+        model.dtype,
+        model.load,
+        model.attention_requests,
+        algorithm,
+        composer,
+        train,
+        validation,
+        sampler,
+    )
+
+
+def prepare_model(config: RunConfig, device: Device | None = None) -> PreparedModel:
+    """Device, dtype, attention kernels and options of the model; its config files are read, its weights are not.
+
+    Args:
+        device: chosen already; None chooses what the configuration names.
+    """
+    device = device or choose_device(config.device.name)
+    dtype = _dtype(config, device)
+    path = resolve_model_path(config.model.path)
+    requests = registry.load("model", config.model.family).attention_requests(path, dtype, training=True)
     load = ModelLoad(
         path=path,
         torch_device=device.torch_device(),
         dtype=getattr(torch, dtype),
-        attention=attention,
+        attention=_select_attention(config, device, requests),
         options=plugin_options("model", config.model.family, config.model.options),
     )
-    return Prepared(device, dtype, load, requests, algorithm, composer, train, validation, sampler)
+    return PreparedModel(device, dtype, load, requests)
+
+
+def prepare_algorithm(config: RunConfig) -> Algorithm:
+    """The run's algorithm with its options."""
+    name, options = split_name(config.algorithm)
+    algorithm: Algorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
+    return algorithm
 
 
 def split_name(section: dict) -> tuple[str, dict]:
@@ -112,13 +146,20 @@ def _select_attention(
     }
 
 
-def verify_attention(prepared: Prepared, adapter: DiffusionAdapter, config: RunConfig) -> list[VerifyResult]:
-    """Compare each chosen kernel with fp32 math attention on a shape of the run (two rows, two heads)."""
-    shape = adapter.latent_shape(config.rollout.height, config.rollout.width)
-    tokens = max(16, min(1024, shape[-1] * shape[-2] // 4))
+def verify_attention(prepared: PreparedModel, adapter: DiffusionAdapter, config: RunConfig) -> list[VerifyResult]:
+    """Compare each chosen kernel with fp32 math attention on a shape of the run."""
     return [
         prepared.device.attention.verify(
-            prepared.load.attention[request.component], request, [(2, 2, tokens, request.head_dim or 64)]
+            prepared.load.attention[request.component], request, [attention_shape(adapter, config, request)]
         )
         for request in prepared.attention_requests
     ]
+
+
+def attention_shape(
+    adapter: DiffusionAdapter, config: RunConfig, request: AttentionRequest
+) -> tuple[int, int, int, int]:
+    """(batch, heads, tokens, head_dim) that a kernel is compared on: the run's tokens, two rows, two heads."""
+    shape = adapter.latent_shape(config.rollout.height, config.rollout.width)
+    tokens = max(16, min(1024, shape[-1] * shape[-2] // 4))
+    return 2, 2, tokens, request.head_dim or 64

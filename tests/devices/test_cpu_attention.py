@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from omni_devices.common import attention_check, library_kernels
+from omni_devices.common.kernel_table import NO_ROLLOUT_KERNEL
 from omni_devices.cpu import families
-from omni_devices.cpu.attention import CpuAttention
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest
 from omni_portable.contracts.errors import AttentionMismatch, AttentionUnavailable
 
-SELECTOR = CpuAttention()
-PAIRS = [(family, component) for family, row in families.FAMILIES.items() for component in row]
+SELECTOR = families.selector()
+PAIRS = [(row.family, component) for row in families.TABLE.rows for component in row.names]
 REQUEST = AttentionRequest("transformer", backward=True)
 SHAPES = [(2, 4, 33, 16)]
 
@@ -28,9 +28,9 @@ SHAPES = [(2, 4, 33, 16)]
     ("component", "asked", "family", "actor", "library", "rollout"),
     [
         ("transformer", "auto", "sdpa", "native", "diffusers", "TORCH_SDPA"),
-        ("transformer", "math", "math", "_native_math", "diffusers", families.NO_ROLLOUT_KERNEL),
+        ("transformer", "math", "math", "_native_math", "diffusers", NO_ROLLOUT_KERNEL),
         ("text_encoder", "auto", "sdpa", "sdpa", "transformers", "TORCH_SDPA"),
-        ("text_encoder", "math", "math", "eager", "transformers", families.NO_ROLLOUT_KERNEL),
+        ("text_encoder", "math", "math", "eager", "transformers", NO_ROLLOUT_KERNEL),
         ("vae", "auto", "sdpa", "native", "diffusers", "TORCH_SDPA"),
         ("language_model", "sdpa", "sdpa", "sdpa", "transformers", "CPU_ATTN"),
     ],
@@ -51,7 +51,7 @@ def test_every_spelling_is_one_the_library_knows(family: str, component: str) ->
 def test_the_placeholder_is_no_name_of_a_library() -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName
 
-    assert families.NO_ROLLOUT_KERNEL.lower() not in [name.value for name in AttentionBackendName]
+    assert NO_ROLLOUT_KERNEL.lower() not in [name.value for name in AttentionBackendName]
     assert "no math kernel" in SELECTOR.select(REQUEST, "math").reason
 
 
@@ -61,14 +61,19 @@ def test_the_placeholder_is_no_name_of_a_library() -> None:
         (REQUEST, "flash_attention_2", r"'flash_attention_2' for transformer on 'cpu': flash-attn has no CPU kernel"),
         (REQUEST, "flash_attention_3", r"run on a device that offers 'flash_attention_3'"),
         (REQUEST, "xformers", r"valid choices: sdpa, math"),
+        (AttentionRequest("vae"), "qwerty", r"valid choices: sdpa$"),
         (REQUEST, "sage", r"SageAttention"),
         (REQUEST, "sdpaa", r"did you mean 'sdpa'"),
         (REQUEST, "native", r"write 'sdpa'"),
         (REQUEST, "eager", r"write 'math'"),
         (REQUEST, "qwerty", r"set device.attention.transformer to one"),
         (AttentionRequest("vae"), "math", r"cannot be switched"),
-        (AttentionRequest("transformer", dtype="float16"), "auto", r"float16\n.*device.dtype"),
-        (AttentionRequest("text_encoder", dtype="float64"), "math", r"valid choices: float32, bfloat16"),
+        (AttentionRequest("transformer", dtype="float16"), "auto", r"float16, only in float32.*\n.*device.dtype"),
+        (
+            AttentionRequest("text_encoder", dtype="float64"),
+            "math",
+            r"only in float32, bfloat16\n(.*\n)*.*choices: sdpa",
+        ),
         (AttentionRequest("transformer", variable_length=True), "auto", r"packed sequences.*\n.*pad"),
     ],
 )
@@ -78,7 +83,7 @@ def test_what_cannot_be_served_is_refused(request_: AttentionRequest, asked: str
 
 
 def test_every_family_of_other_devices_is_refused_with_its_reason() -> None:
-    for family, reason in families.ELSEWHERE.items():
+    for family, reason in families.TABLE.elsewhere.items():
         with pytest.raises(AttentionUnavailable, match=reason):
             SELECTOR.select(REQUEST, family)
 
@@ -86,7 +91,9 @@ def test_every_family_of_other_devices_is_refused_with_its_reason() -> None:
 @pytest.mark.parametrize(("family", "component"), PAIRS)
 @pytest.mark.parametrize("dtype", families.DTYPES)
 def test_kernels_are_proved(family: str, component: str, dtype: str) -> None:
-    if dtype not in families.FAMILIES[family][component].dtypes:  # type: ignore[index]
+    row = families.TABLE.row(family, "")
+    assert row is not None
+    if dtype not in (row.names[component].dtypes or row.dtypes):  # type: ignore[index]
         with pytest.raises(AttentionUnavailable):
             SELECTOR.select(AttentionRequest(component, dtype), family)  # type: ignore[arg-type]
         return

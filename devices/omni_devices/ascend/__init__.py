@@ -6,5 +6,9 @@ SPEC = PluginSpec(
     name="ascend",
     summary="Ascend A2, A3 and A5 NPUs: HCCL collectives, fusion attention",
     target="omni_devices.ascend.device:AscendDevice",
-    capabilities={"generations": ("a2", "a3", "a5"), "accelerator": True},
+    capabilities={
+        "generations": ("a2", "a3", "a5"),
+        "accelerator": True,
+        "stack_check": "omni_devices.ascend.stack:state",
+    },
 )

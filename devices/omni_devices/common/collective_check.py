@@ -20,6 +20,8 @@ from omni_portable.contracts.errors import DeviceError
 ELEMENTS = 1024
 """fp32 elements that each rank contributes (and twice that where a tail must not be lost)."""
 
+_POLL_S = 0.0005
+
 
 def all_gather_flat(output: Tensor, part: Tensor, *, async_op: bool = False) -> Any:
     """Concatenate every rank's `part` into `output` (world size x as long)."""
@@ -50,13 +52,30 @@ def run_all(device: torch.device, timeout_s: float) -> dict[str, float]:
     return {name: _timed(name, start, rank, world, timeout_s) for name, start in cases.items()}
 
 
+def finish(work: Any, timeout_s: float, device: torch.device) -> None:
+    """Wait for a collective, with a deadline on every backend.
+
+    On an accelerator `wait` returns once the work is queued, so the work is asked whether it is done; gloo's work waits
+    with a deadline, but some of it never says that it is done.
+
+    Raises:
+        RuntimeError: it failed, or is not done after `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while device.type != "cpu" and not work.is_completed():
+        if time.monotonic() >= deadline:
+            raise RuntimeError("not done in time")
+        time.sleep(_POLL_S)
+    work.wait(timedelta(seconds=timeout_s))  # raises what went wrong
+
+
 def _timed(
     name: str, start: Callable[[], tuple[Any, Tensor, Tensor]], rank: int, world: int, timeout_s: float
 ) -> float:
     started = time.perf_counter()
     try:
         work, result, expected = start()
-        work.wait(timedelta(seconds=timeout_s))
+        finish(work, timeout_s, result.device)
     except RuntimeError as error:
         raise DeviceError(
             f"collective {name} failed on rank {rank} of {world} (limit {timeout_s:g} s): {error}",

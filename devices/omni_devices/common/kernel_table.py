@@ -5,14 +5,14 @@ A device writes a :class:`KernelTable`; :class:`omni_devices.common.selector.Tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from omni_portable.contracts.device import Component, MaskKind, PackageNeed
 
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-NO_ROLLOUT_KERNEL = "NO_SUCH_KERNEL"
+NO_ROLLOUT_KERNEL = "NO_ROLLOUT_KERNEL"
 """Stands for the rollout spelling where vLLM and vLLM-Omni have no such kernel. It is in neither registry, so an
 engine that looks it up fails; an engine that runs the actor's library uses the actor's spelling instead."""
 
@@ -29,6 +29,8 @@ class Names:
         dtypes: where they differ from the row's; empty means the row's.
         masks: where they differ from the row's; None means the row's.
         causal: where it differs from the row's; None means the row's.
+        grouped_query: where it differs from the row's; None means the row's.
+        variable_length: where it differs from the row's; None means the row's.
     """
 
     actor: str
@@ -38,6 +40,8 @@ class Names:
     dtypes: tuple[str, ...] = ()
     masks: tuple[MaskKind, ...] | None = None
     causal: bool | None = None
+    grouped_query: bool | None = None
+    variable_length: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class KernelRow:
         masks: kinds it serves, besides which causal may be asked for.
         backward: has a backward pass; a family without one is refused wherever a component trains.
         deterministic: equal bits on every call, backward pass included.
+        withheld: component that `names` leaves out -> why, for messages.
     """
 
     family: str
@@ -74,6 +79,7 @@ class KernelRow:
     variable_length: bool = False
     backward: bool = True
     deterministic: bool = True
+    withheld: Mapping[Component, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,40 @@ class KernelTable:
         """The one documented default."""
         return self.generation_defaults.get(generation, {}).get(component, self.defaults[component])
 
-    def spelled(self, name: str) -> str | None:
-        """The family of which `name` is a library's spelling ('native' -> 'sdpa'); None where it is none."""
+    def spelled(self, name: str, component: Component, generation: str) -> list[str]:
+        """Families offered here of which `name` is a spelling, for whatever component ('native' -> ['sdpa'])."""
+        offered = self.offered(component, generation)
+        rows = [row for family in offered if (row := self.row(family, generation)) is not None]
+        return [row.family for row in rows if any(name in (one.actor, one.rollout) for one in row.names.values())]
+
+    def faults(self, generations: Sequence[str]) -> list[str]:
+        """What is wrong with the table itself, one sentence each; for tests of a device.
+
+        Args:
+            generations: all that the device knows; ('',) where it has none.
+        """
+        return [
+            *self._unknown_generations(generations),
+            *(fault for generation in generations for fault in self._faults(generation)),
+        ]
+
+    def _unknown_generations(self, generations: Sequence[str]) -> Iterator[str]:
         for row in self.rows:
-            if any(name in (names.actor, names.rollout) for names in row.names.values()):
-                return row.family
-        return None
+            for unknown in sorted(set(row.generations) - set(generations)):
+                yield f"a row of '{row.family}' names the unknown generation '{unknown}'"
+            if both := set(row.names) & set(row.withheld):
+                yield f"'{row.family}' both serves and withholds {', '.join(sorted(both))}"
+        for unknown in sorted(set(self.generation_defaults) - set(generations)):
+            yield f"generation_defaults names the unknown generation '{unknown}'"
+
+    def _faults(self, generation: str) -> Iterator[str]:
+        serving = [row.family for row in self.rows if not row.generations or generation in row.generations]
+        for family in sorted({family for family in serving if serving.count(family) > 1}):
+            yield f"several rows of '{family}' serve generation '{generation}'"
+        for family in sorted(set(serving) & set(self.elsewhere)):
+            yield f"'{family}' is offered on generation '{generation}' and listed as not to be had"
+        for component in COMPONENTS:
+            if component not in self.defaults:
+                yield f"{component} has no default"
+            elif self.default(component, generation) not in self.offered(component, generation):
+                yield f"the default of {component} on generation '{generation}' is not offered there"

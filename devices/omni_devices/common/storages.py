@@ -46,7 +46,8 @@ def collect(owners: Sequence[tuple[str, Owner]], device_type: str, asleep: set[i
 
     Args:
         owners: (tag, owner) in order.
-        device_type: where every tensor must be.
+        device_type: where every tensor must be; an optimizer of an accelerator may keep some of its state (AdamW's step
+            counters) in host memory, which is left alone.
         asleep: ids of storages to leave out, as they sleep already.
 
     Raises:
@@ -60,6 +61,8 @@ def collect(owners: Sequence[tuple[str, Owner]], device_type: str, asleep: set[i
             mine = found.setdefault(tag, [])
             for name, outer, is_buffer in _named_tensors(owner):
                 for tensor in _plain(outer):
+                    if tensor.device.type == "cpu" != device_type and isinstance(owner, torch.optim.Optimizer):
+                        continue
                     slot = _slot(name, tensor, device_type, asleep, slots, mine)
                     if slot:
                         slot.is_buffer |= is_buffer
@@ -94,13 +97,19 @@ def check_owned(slots: list[Slot]) -> None:
     """Refuse storages that must be replaced to free them, while somebody outside holds the same memory.
 
     Files mapped by safetensors and memory shared with numpy (also by a mere `tensor.numpy()`) cannot be resized;
-    :func:`release` gives their tensors a storage of their own, which would untie any other tensor on the old one.
+    :func:`release` gives their tensors a storage of their own, which would untie any other tensor on the old one. On an
+    accelerator such a storage was received from another process, which would keep the memory: it is always refused.
 
     Raises:
         LifecycleError: names the tensor.
     """
     end, last = 0, ""
     for slot in sorted((s for s in slots if not s.storage.resizable()), key=lambda s: s.storage.data_ptr()):
+        if slot.storage.device.type != "cpu":
+            raise LifecycleError(
+                f"'{slot.name}' lies in memory that another process or library lent to this one",
+                remedy="clone the tensor and register the clone",
+            )
         holders = torch._C._storage_Use_Count(slot.storage._cdata) - len(slot.tensors) - 1
         if holders > 0 or slot.storage.data_ptr() < end:
             other = "a tensor (or a graph) outside of the pool" if holders > 0 else f"'{last}'"
@@ -128,9 +137,20 @@ def allocate(slot: Slot) -> None:
     slot.storage.resize_(slot.nbytes)
 
 
+def flat(slot: Slot) -> Tensor:
+    """All elements of the storage as one dimension, in the dtype of its narrowest tensor; a view.
+
+    Bytes behind the last whole element belong to no tensor of the slot. Views of a tensor's own dtype are used because
+    an accelerator may keep a description of the layout with the storage, which a view of raw bytes does not match.
+    Writing to it is no change that autograd should know of: what is written is what was there.
+    """
+    tensor = min(slot.tensors, key=lambda one: one.element_size()).data
+    return torch.as_strided(tensor, (slot.nbytes // tensor.element_size(),), (1,), 0)
+
+
 def poison(slot: Slot) -> None:
     """Fill with ones, bit by bit: NaN in every floating-point format, -1 in signed integers (True in booleans)."""
-    torch.empty(0, dtype=torch.uint8).set_(slot.storage).fill_(1 if slot.is_bool else 0xFF)
+    flat(slot).view(torch.uint8).fill_(1 if slot.is_bool else 0xFF)
 
 
 def _rehome(slot: Slot) -> None:
@@ -181,7 +201,7 @@ def _check(name: str, tensor: Tensor, device_type: str) -> None:
         raise LifecycleError(f"'{name}' is on '{tensor.device}', but this pool releases memory of '{device_type}'")
     if tensor.layout != torch.strided:
         raise LifecycleError(f"'{name}' has the layout {tensor.layout}, which has no storage of its own to release")
-    if tensor.is_shared():
+    if device_type == "cpu" and tensor.is_shared():  # of accelerators torch says that always
         raise LifecycleError(
             f"'{name}' is in shared memory: another process may be using it",
             remedy="register a module whose tensors belong to this process",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
+from omni_devices.common.seeding import enable_deterministic
 from omni_portable.contracts.device import DeterminismReport
 
 NOT_PROMISED = (
@@ -24,21 +23,10 @@ class CpuDeterminism:
         Args:
             seed: any non-negative integer; numpy takes it modulo 2^32.
         """
-        import numpy as np
         import torch
 
-        torch.use_deterministic_algorithms(True)
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        return DeterminismReport(
-            applied={
-                "torch.use_deterministic_algorithms": "True",
-                "torch.manual_seed": str(seed),
-                "numpy.random.seed": str(seed % 2**32),
-                "random.seed": str(seed),
-                "torch.get_num_threads (found)": str(torch.get_num_threads()),
-                "torch.get_num_interop_threads (found)": str(torch.get_num_interop_threads()),
-            },
-            not_promised=NOT_PROMISED,
-        )
+        found = {
+            "torch.get_num_threads (found)": str(torch.get_num_threads()),
+            "torch.get_num_interop_threads (found)": str(torch.get_num_interop_threads()),
+        }
+        return enable_deterministic(seed, found, NOT_PROMISED)

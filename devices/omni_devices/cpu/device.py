@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omni_devices.cpu import host, profile
-from omni_devices.cpu.attention import CpuAttention
-from omni_devices.cpu.collectives import GlooCollectives
+from omni_devices.common.collectives import DistCollectives
+from omni_devices.cpu import families, host, profile
 from omni_devices.cpu.determinism import CpuDeterminism
 from omni_devices.cpu.memory import HostMemory
 from omni_portable.contracts.device import (
@@ -37,8 +36,10 @@ class CpuDevice:
 
     def __init__(self, generation: str = "") -> None:
         profile.check_generation(generation)
-        self.attention: AttentionSelector = CpuAttention()
-        self.collectives: Collectives = GlooCollectives()
+        self.attention: AttentionSelector = families.selector()
+        self.collectives: Collectives = DistCollectives(
+            profile.COLLECTIVE_BACKEND, self.torch_device_type, profile.WEIGHT_CHANNELS, "GLOO_SOCKET_IFNAME"
+        )
         self.memory: MemoryManager = HostMemory()
         self.determinism: Determinism = CpuDeterminism()
 

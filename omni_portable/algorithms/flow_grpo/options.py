@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from omni_portable.algorithms.sampling import check_window, choose_steps, refuse_noiseless_step
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -68,6 +69,10 @@ class FlowGRPOOptions:
         return choose_steps(
             num_steps, self.window_mode, self.window_size, self.window_range, self.stochastic_steps, seed
         )
+
+    def requires(self) -> Requires:
+        """The reference policy, where its KL has a weight."""
+        return Requires(reference_policy=self.kl_coef > 0.0)
 
     def check(self, num_steps: int) -> None:
         """Refuse, before anything loads, what a schedule of `num_steps` cannot carry out (`ConfigError`)."""

@@ -75,7 +75,7 @@ def companion_problems() -> Iterator[Check]:
         return
     for name in COMPANIONS:
         found = installed(name)
-        if found is not None and _build(found) and _build(torch) and _build(found) != _build(torch):
+        if found is not None and _differ(_build(found), _build(torch)):
             yield Check(
                 name, "warn", f"version {found} was built for another torch than {torch}", f"pip uninstall {name}"
             )
@@ -87,6 +87,12 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _differ(one: str, other: str) -> bool:
+    """Two builds that do not fit. One without a label is the package index's, which on x86-64 Linux is no CPU build."""
+    indexed = platform.system() == "Linux" and platform.machine() == "x86_64"
+    return one != other and (bool(one and other) or indexed)
 
 
 def _build(text: str) -> str:

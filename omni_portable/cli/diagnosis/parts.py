@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omni_portable.cli.diagnosis.check import Check
+from omni_portable.cli.diagnosis.check import UNUSABLE, Check, one_line, remedy_of
+from omni_portable.cli.diagnosis.stack import state_of
 from omni_portable.config.loader import load_config
 from omni_portable.config.recipes import list_recipes
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import OmniPortableError
-
-UNUSABLE = (OmniPortableError, ImportError, OSError, RuntimeError, AttributeError)
-"""What a broken plugin, library or driver raises when it is loaded or asked."""
+from omni_portable.contracts.registry import PluginSpec
 
 
 def plugin_checks(load: bool) -> Iterator[Check]:
@@ -51,12 +50,14 @@ def recipe_checks() -> Iterator[Check]:
 
 
 def device_checks(ask: bool) -> Iterator[Check]:
-    """Which devices are present; with `ask` each is asked what it is, which imports torch and touches its driver."""
+    """Which devices are present; with `ask` each is asked what it is, which imports torch and touches its driver.
+    Without, files and metadata are looked at."""
     present = 0
     for name in registry.names("device"):
         try:
-            device_class = registry.load("device", name)
-            available, found = device_class.available()
+            spec = registry.spec("device", name)
+            device_class = spec.load()
+            available, found = device_class.available() if ask else _looked_for(spec)
             if not available:
                 yield Check(f"device '{name}'", "ok", f"not present: {found}")
                 continue
@@ -70,6 +71,11 @@ def device_checks(ask: bool) -> Iterator[Check]:
         yield Check("devices", "fail", "no device is usable", "install a package that registers a device")
 
 
+def _looked_for(spec: PluginSpec) -> tuple[bool, str]:
+    state = state_of(spec)
+    return state.present, state.found
+
+
 def _identity(device_class: type) -> str:
     device = device_class("")
     identity, capabilities = device.identity(), device.capabilities()
@@ -77,12 +83,3 @@ def _identity(device_class: type) -> str:
     generation = f" ({identity.generation})" if identity.generation else ""
     room = f"{memory.free / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     return f"{identity.count} x {identity.model}{generation}, {room}, default dtype {capabilities.default_dtype}"
-
-
-def one_line(error: BaseException) -> str:
-    text = error.problem if isinstance(error, OmniPortableError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())
-
-
-def remedy_of(error: BaseException, otherwise: str) -> str:
-    return (error.remedy if isinstance(error, OmniPortableError) else "") or otherwise

@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
+LORA_TARGETS = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""All projections of the joint attention (Flow-GRPO's SD3 recipe)."""
+
 
 @dataclass(frozen=True)
 class SD3Options:
@@ -28,5 +40,11 @@ SPEC = PluginSpec(
     summary="Stable Diffusion 3 / 3.5: text to image, flow matching, two CLIPs and an optional T5",
     target="omni_portable.models.sd3.adapter:SD3Adapter",
     options=SD3Options,
-    capabilities={"kinds": ("diffusion",), "artifacts": {"image": "image"}, "inputs": (), "guidance": True},
+    capabilities={
+        "kinds": ("diffusion",),
+        "artifacts": {"image": "image"},
+        "inputs": (),
+        "guidance": True,
+        "outline": "omni_portable.models.sd3.outline:outline",
+    },
 )

@@ -16,7 +16,7 @@ from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Schedule
 from omni_portable.models.loading import load_diffusers
 from omni_portable.models.lora import trainable_named_tensors
-from omni_portable.models.sd3 import SD3Options
+from omni_portable.models.sd3 import LORA_TARGETS, SD3Options
 from omni_portable.models.sd3.attention import apply_to_transformer, apply_to_vae, text_encoder_attention
 from omni_portable.models.sd3.folder import T5, read_folder
 from omni_portable.models.sd3.layout import rollout_name
@@ -134,16 +134,7 @@ class SD3Adapter:
 
     def lora_targets(self) -> tuple[str, ...]:
         """All projections of the joint attention (Flow-GRPO's SD3 recipe)."""
-        return (
-            "attn.to_q",
-            "attn.to_k",
-            "attn.to_v",
-            "attn.to_out.0",
-            "attn.add_q_proj",
-            "attn.add_k_proj",
-            "attn.add_v_proj",
-            "attn.to_add_out",
-        )
+        return LORA_TARGETS
 
     def rollout_layout(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """Name in vLLM-Omni's transformer; a shard of a fused tensor is called 'FUSED:q', ':k' or ':v' (layout.py)."""

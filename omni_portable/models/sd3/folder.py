@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
-from omni_portable.models.loading import (
+from omni_portable.models.folders import (
     check_component_class,
     component_class,
     read_json,
@@ -31,7 +31,10 @@ WHOLE_NUMBERS = {
         "in_channels",
         "patch_size",
         "pos_embed_max_size",
+        "num_layers",
+        "num_attention_heads",
         "attention_head_dim",
+        "caption_projection_dim",
         "joint_attention_dim",
         "pooled_projection_dim",
     ),

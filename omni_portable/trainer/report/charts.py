@@ -40,18 +40,21 @@ class _Frame:
         return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
 
-def line_chart(title: str, lines: Sequence[Line], note: str = "", level: float | None = None) -> Raw:
+def line_chart(
+    title: str, lines: Sequence[Line], note: str = "", level: float | None = None, x_label: str = "step"
+) -> Raw:
     """Curves over steps; nothing when no line has a defined point.
 
     Args:
         note: what the reader should know about it.
         level: a horizontal reference line.
+        x_label: what the points are numbered by.
     """
     drawn = [line for line in lines if any(value is not None for _, value in line.points)]
     if not drawn:
         return Raw("")
     frame = _frame(drawn, level)
-    parts = [_axes(frame)]
+    parts = [_axes(frame, x_label=x_label)]
     if level is not None:
         y = frame.y(level)
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -118,7 +121,7 @@ def _frame(lines: Sequence[Line], level: float | None) -> _Frame:
     return _Frame(min(steps), max(max(steps), min(steps) + 1), low - margin, high + margin)
 
 
-def _axes(frame: _Frame, x_labels: Sequence[int] | None = None) -> str:
+def _axes(frame: _Frame, x_labels: Sequence[int] | None = None, x_label: str = "step") -> str:
     parts = []
     ticks = nice_ticks(frame.y0, frame.y1)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 0.0
@@ -133,9 +136,8 @@ def _axes(frame: _Frame, x_labels: Sequence[int] | None = None) -> str:
         marks = [(i, str(step)) for i, step in enumerate(x_labels) if i % stride == 0]
     for position, label in marks:
         parts.append(f'<text x="{frame.x(position):.1f}" y="{HEIGHT - 17}" text-anchor="middle">{label}</text>')
-    parts.append(
-        f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">step</text>'
-    )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{esc(x_label)}</text>')
     return "".join(parts)
 
 

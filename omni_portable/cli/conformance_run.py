@@ -1,0 +1,137 @@
+"""`omni-portable conformance run`: check the device, write the report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from omni_portable.cli.train import add_overrides
+from omni_portable.contracts.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from omni_portable.conformance.check import Check, Result
+    from omni_portable.conformance.report import Report
+    from omni_portable.contracts.device import Device
+
+DEFAULT_RECIPE = "sd3/flow_grpo_ocr_tiny"
+INTERRUPTED = 130
+EPILOG = """exit codes:
+  0    no check failed, and at least one passed
+  1    a check failed, or nothing passed
+  2    the command, the recipe, the device's name or a selected check is wrong; nothing was run
+  130  interrupted; the report says what was not run
+
+examples:
+  omni-portable conformance run --out build/conformance
+  omni-portable conformance run --device cpu --suite full --out build/conformance
+  omni-portable conformance run --only attention,memory.stats --out build/part device.dtype=bfloat16
+"""
+
+
+def add_parser(actions: Any) -> None:
+    parser = actions.add_parser(
+        "run",
+        help="check a device with a recipe and write the report",
+        description="Run the checks of a suite on a device. Writes report.json, report.html, junit.xml and log.txt.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="auto", metavar="NAME", help="'NAME', 'NAME:GENERATION', or 'auto'")
+    parser.add_argument("--suite", choices=("quick", "full"), default="quick", help="quick (default): about a minute")
+    parser.add_argument("--recipe", default=DEFAULT_RECIPE, metavar="R", help=f"default: {DEFAULT_RECIPE}")
+    parser.add_argument("--only", default="", metavar="IDS", help="ids or groups to run, separated by commas")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
+    add_overrides(parser)
+    parser.set_defaults(handler=handle)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from omni_portable.config.loader import load_config
+    from omni_portable.config.paths import user_path
+
+    named = [text for text in arguments.overrides if text.lstrip("+~").startswith("device.name")]
+    if named:
+        raise ConfigError(f"{named[0]}: a conformance run takes its device from --device", remedy="use --device")
+    device = _choose(arguments.device)
+    for name, value in device.environment("local").items():
+        os.environ.setdefault(name, value)
+    full_name = f"{device.name}:{device.generation}" if device.generation else device.name
+    config = load_config(arguments.recipe, [*arguments.overrides, f"device.name={full_name}"])
+
+    from omni_portable.conformance.catalogue import all_checks, select  # torch from here on
+    from omni_portable.conformance.session import Asked, prepare_folder, run_session
+
+    only = tuple(name.strip() for name in arguments.only.split(",") if name.strip())
+    asked = Asked(
+        config=config,
+        checks=select(arguments.suite, only),
+        catalogue=len(all_checks()),
+        suite=arguments.suite,
+        only=only,
+        overrides=tuple(arguments.overrides),
+        seed=config.trainer.seed,
+        command=_command(arguments, full_name),
+    )
+    out = user_path(arguments.out, "--out")
+    prepare_folder(out)
+    # A run that its own output stops has proved nothing: with a hint it does not end with 0.
+    arguments.resume_hint = f"The run stopped. What it knew is in {out / 'report.json'}, if anything."
+    print(f"{full_name}: {device.identity().model}")
+    print(f"{len(asked.checks)} of {asked.catalogue} checks, {asked.suite} suite, recipe {config.recipe}\n", flush=True)
+    report = run_session(asked, device, out, Lines(sys.stdout, sys.stdout.isatty()))
+    _print_end(report, str(out))
+    return INTERRUPTED if report.provenance.state == "interrupted" else report.exit_code
+
+
+def _choose(name: str) -> Device:
+    """The device under test; a name that cannot be served is a fault of the command here, not of the device."""
+    from omni_portable.config.device_choice import choose_device
+
+    try:
+        return choose_device(name)
+    except DeviceError as error:
+        raise ConfigError(error.problem, remedy=error.remedy, choices=error.choices) from error
+
+
+def _command(arguments: argparse.Namespace, device: str) -> str:
+    """What repeats the run, with the device that 'auto' meant."""
+    parts = ["omni-portable", "conformance", "run", "--device", device, "--suite", arguments.suite]
+    parts += ["--recipe", arguments.recipe, *(["--only", arguments.only] if arguments.only else [])]
+    return shlex.join([*parts, "--out", arguments.out, *arguments.overrides])
+
+
+class Lines:
+    """A line per check as it ends; on a terminal also what is running."""
+
+    def __init__(self, stream: TextIO, live: bool) -> None:
+        self._stream, self._live = stream, live
+
+    def started(self, check: Check) -> None:
+        if self._live:
+            print(f"...       {check.id}", end="\r", file=self._stream, flush=True)
+
+    def finished(self, result: Result) -> None:
+        from omni_portable.conformance.wording import STATUS_WORDS, measurement_text
+
+        word = STATUS_WORDS[result.status]
+        judged = [measurement for measurement in result.measurements if measurement.ok is not None]
+        figure = measurement_text((judged or list(result.measurements))[0]) if result.measurements else ""
+        line = f"{word.upper() if word == 'failed' else word:9} {result.id:32} {result.seconds:7.2f} s  {figure}"
+        print(line.rstrip(), file=self._stream)
+        if result.reason:
+            print("\n".join(f"          {part}" for part in result.reason.splitlines()), file=self._stream)
+        if result.status == "failed":
+            print(f"          to fix it: {result.remedy}", file=self._stream)
+        self._stream.flush()
+
+
+def _print_end(report: Report, out: str) -> None:
+    from omni_portable.conformance.report import SENTENCES
+    from omni_portable.conformance.wording import STATUS_WORDS
+
+    counts = ", ".join(f"{count} {STATUS_WORDS[status]}" for status, count in report.counts.items())
+    print(f"\n{counts} in {report.provenance.seconds:.0f} s. {SENTENCES[report.verdict]}")
+    print(f"report: {out}/report.html (also report.json, junit.xml, log.txt)")

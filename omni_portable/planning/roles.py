@@ -1,0 +1,160 @@
+"""Memory of each role on one device, as items; the arithmetic of the train and rollout engines, in numbers.
+
+All counts follow what the engines do: fp32 LoRA matrices on a frozen base, or fp32 masters beside narrower parameters;
+AdamW with two fp32 moments; copies of the policy in fp32; one (micro-batch, step) forward and backward at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_portable.planning.plan import Item, Phase, Role
+from omni_portable.planning.setting import FLOAT, Setting
+
+TRAINING: tuple[Phase, ...] = ("training",)
+UPDATE: tuple[Phase, ...] = ("training", "optimizer_step")
+ROLLOUT: tuple[Phase, ...] = ("rollout",)
+
+LATENT_COPIES = 8
+"""fp32 tensors of the latents' size in one denoising step: latents, noise, velocity, its halves, mean, next latents."""
+
+
+def actor(setting: Setting) -> Role:
+    """The train engine: the transformer alone, which is given conditioning with its trajectories."""
+    items = [*_weights(setting, setting.shards), *_optimizer(setting), *_policies(setting), *_passes(setting)]
+    return Role("actor", "sharded" if setting.shards > 1 else "replicated", tuple(items))
+
+
+def rollout(setting: Setting) -> Role:
+    """The rollout engine with its own copy of every part; its transformer sleeps during training where asked to."""
+    asleep = setting.config.rollout.sleep_level > 0
+    awake: tuple[Phase, ...] = ("rollout", "weight_sync")
+    items = [
+        Item(item.name, item.bytes, item.detail + (" (asleep while the actor trains)" if asleep else ""), awake)
+        if asleep
+        else item
+        for item in _weights(setting, shards=1)
+    ]
+    for component, name in (("text_encoder", "text encoders"), ("vae", "vae")):
+        parts = [part for part in setting.outline.parts if part.component == component]
+        elements, wide = sum(part.elements for part in parts), sum(part.wide for part in parts)
+        detail = f"{' + '.join(part.name for part in parts)}: {elements:,} x {setting.itemsize} bytes ({setting.dtype})"
+        detail += f", {wide:,} of them in float32" if wide else ""
+        if parts:
+            items.append(Item(name, sum(part.bytes(setting.dtype) for part in parts), detail))
+    return Role("rollout", "replicated", (*items, *_generation(setting)))
+
+
+def buffer(setting: Setting) -> Role:
+    """Trajectories, until they are trained on."""
+    batches = setting.batches
+    stored = batches.samples * (2 * setting.stored_steps + 1) * setting.latents * FLOAT
+    prompts = batches.prompts * setting.sizes.conditioning_elements() * setting.itemsize * setting.guided
+    detail = (
+        f"{batches.samples} samples x (2 x {setting.stored_steps} + 1) latents in fp32, and conditioning of "
+        f"{batches.prompts} prompts"
+    )
+    return Role("buffer", "replicated", (Item("trajectories", stored + prompts, detail),))
+
+
+def host(setting: Setting) -> tuple[Item, ...]:
+    """What lies in the host's memory: trajectories, and a copy of what sleeps at level 1."""
+    items = buffer(setting).items
+    if setting.config.rollout.sleep_level == 1:
+        copied = sum(item.bytes for item in _weights(setting, shards=1))
+        items += (Item("sleeping weights", copied, "copy of the rollout engine's transformer", UPDATE),)
+    return items
+
+
+def _weights(setting: Setting, shards: int) -> Iterator[Item]:
+    elements = setting.model_elements
+    yield Item(
+        "weights",
+        _share(elements * setting.itemsize, shards),
+        f"transformer: {elements:,} x {setting.itemsize} bytes ({setting.dtype}){_over(shards)}",
+    )
+    if setting.lora_rank:
+        count = setting.trained
+        detail = f"rank {setting.lora_rank}: {count:,} x {FLOAT} bytes (float32){_over(shards)}"
+        yield Item("lora", _share(count * FLOAT, shards), detail)
+
+
+def _optimizer(setting: Setting) -> Iterator[Item]:
+    trained, shards = setting.trained, setting.shards
+    count = f"{trained:,} trained x"
+    if setting.masters:
+        detail = f"{count} {FLOAT} bytes (float32){_over(shards)}"
+        yield Item("masters", _share(trained * FLOAT, shards), detail)
+    detail = f"AdamW, two moments: {count} {2 * FLOAT} bytes (float32){_over(shards)}"
+    yield Item("optimizer", _share(trained * 2 * FLOAT, shards), detail)
+    yield Item("gradients", _share(trained * FLOAT, shards), f"{count} {FLOAT} bytes (float32){_over(shards)}", UPDATE)
+    yield Item(
+        "optimizer temporaries",
+        _share(trained * FLOAT, shards),
+        f"one fp32 value per trained parameter while AdamW steps{_over(shards)}",
+        ("optimizer_step",),
+    )
+
+
+def _policies(setting: Setting) -> Iterator[Item]:
+    kept = {
+        "ema": setting.config.actor.ema_decay > 0,
+        "old policy": setting.requires.old_policy,
+        "reference policy": setting.requires.reference_policy and not setting.lora_rank,
+    }
+    for name, is_kept in kept.items():
+        if is_kept:
+            detail = f"{setting.trained:,} trained x {FLOAT} bytes (float32){_over(setting.shards)}"
+            yield Item(name, _share(setting.trained * FLOAT, setting.shards), detail)
+    if kept["ema"] and setting.masters:
+        detail = f"the average in {setting.dtype}, while it is handed over"
+        yield Item("published copy", setting.trained * setting.itemsize, detail, ("weight_sync",))
+
+
+def _passes(setting: Setting) -> Iterator[Item]:
+    """Activations and inputs of one micro-batch."""
+    size = setting.batches.micro_batch_size
+    estimate = setting.sizes.training_bytes(setting.work(size))
+    rows = f"micro-batch of {size}" + (" x 2 for guidance" if setting.guided == 2 else "")
+    kept = "blocks' inputs (checkpointing)" if setting.config.actor.gradient_checkpointing else "saved for backward"
+    yield Item("activations", estimate.saved, f"{rows}, {kept}", TRAINING)
+    yield Item("backward pass", estimate.working, f"{rows}, gradients of activations and what is recomputed", TRAINING)
+    inputs = size * 2 * setting.stored_steps * setting.latents * FLOAT + _conditioning(setting, size)
+    yield Item("batch", inputs, f"latents of {setting.stored_steps} steps and conditioning of {size} samples", TRAINING)
+    if setting.shards > 1:
+        block = setting.outline.trainable_parameters // max(1, setting.outline.blocks) * setting.itemsize
+        yield Item("gathered blocks", 2 * block, "whole weights of this block and the next", TRAINING)
+
+
+def _generation(setting: Setting) -> Iterator[Item]:
+    """Latents, and the largest of encoding, denoising and decoding."""
+    config, size = setting.config.rollout, setting.batches.pack_size
+    latents = size * LATENT_COPIES * setting.latents * FLOAT + _conditioning(setting, size)
+    yield Item("latents", latents, f"{size} samples x {LATENT_COPIES} in fp32, and their conditioning", ROLLOUT)
+    stages = {
+        f"denoising a pack of {size}" + (" x 2" if setting.guided == 2 else ""): setting.sizes.inference_bytes(
+            setting.work(size)
+        ),
+        "encoding a prompt": setting.sizes.encode_bytes(setting.dtype),
+        f"decoding to {config.height} x {config.width} pixels": setting.sizes.decode_bytes(
+            config.height, config.width, setting.dtype
+        ),
+    }
+    largest = max(stages, key=lambda stage: stages[stage])
+    yield Item("activations", stages[largest], f"{largest}, the largest of its stages", ROLLOUT)
+    if cache := setting.sizes.kv_cache_bytes(setting.work(size)):
+        yield Item("kv cache", cache, f"keys and values of {size} sequences", ROLLOUT)
+
+
+def _conditioning(setting: Setting, samples: int) -> int:
+    """On the device; under guidance both halves and the tensor that joins them."""
+    per_sample = setting.sizes.conditioning_elements() * setting.itemsize
+    return samples * per_sample * (4 if setting.guided == 2 else 1)
+
+
+def _share(size: int, shards: int) -> int:
+    return -(-size // shards)
+
+
+def _over(shards: int) -> str:
+    return f" / {shards} devices" if shards > 1 else ""
