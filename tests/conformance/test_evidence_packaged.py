@@ -16,6 +16,7 @@ from omni_portable.config.assets import assets_root, packaged
 from omni_portable.config.schema import DeviceConfig
 from omni_portable.conformance.check import Check
 from omni_portable.conformance.checks import golden
+from omni_portable.conformance.checks.learning import judge
 from omni_portable.conformance.evidence.learning import check_keys, learning_config, read_reference
 from omni_portable.conformance.evidence.recording import check_weights, read_recording
 from tests.conformance.conformance_doubles import context
@@ -120,3 +121,16 @@ def test_every_variant_has_its_environment(tool: ModuleType) -> None:
     assert tool.VARIANTS.keys() == tool.ENVIRONMENTS.keys()
     names = [name for variants in tool.VARIANTS.values() for name in variants]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_device_that_does_not_learn_is_caught(folder: Path) -> None:
+    reference = read_reference(folder)
+    first = reference.curves[0]
+    flat = replace(first, rewards=[first.rewards[0]] * len(first.rewards), after=first.before)
+    assert broken(judge(flat, reference)) == {
+        "largest_distance_of_a_step",
+        "distance_of_the_gain",
+        "gain_on_held_out_prompts",
+    }
+    assert all(broken(judge(curve, reference)) == set() for curve in reference.curves)

@@ -107,6 +107,12 @@ def _signature(real: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _name_private_backend(name: str) -> None:
-    """Let `torch.device('npu')` parse. torch takes one name a process and keeps it; no device is behind it."""
+    """Let `torch.device('npu')` parse. torch takes one name a process and keeps it, and from then on asks the module of
+    that name which devices there are: one that knows of none stays behind, so that later tests find a plain CPU."""
     if torch._C._get_privateuse1_backend_name() == "privateuseone":
         torch.utils.rename_privateuse1_backend(name)
+        absent: Any = ModuleType(f"torch.{name}")
+        absent.is_available = absent.is_initialized = absent._is_in_bad_fork = lambda: False
+        absent.device_count = lambda: 0
+        absent.manual_seed_all = lambda seed: None
+        setattr(torch, name, absent)

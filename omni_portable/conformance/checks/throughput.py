@@ -12,6 +12,8 @@ from omni_portable.conformance.context import Context
 from omni_portable.conformance.evidence.pair import checked_config, fixed_requests, opened_pair
 
 REPEATS = 2
+TRAINED = 16
+"""Samples of a timed optimizer step, where a micro-batch holds as many."""
 
 
 def _rollout(context: Context) -> Outcome:
@@ -58,7 +60,7 @@ def _train_step(context: Context) -> Outcome:
 async def _measure_train_step(context: Context) -> Outcome:
     """Optimizer steps on one batch in the recipe's own micro-batches, after one that is not counted."""
     config = replace(context.config, actor=replace(context.config.actor, warmup_steps=0))
-    with opened_pair(context, config) as pair:
+    with opened_pair(context, config, TRAINED) as pair:
         batch = pair.batch(await pair.draw(pair.requests))
         seconds = _timed(context, lambda: pair.actor.train_step(batch, pair.algorithm))
     samples = len(batch.trajectories)
