@@ -20,6 +20,8 @@ from tests.support.vendor_modules import Simulation
 LIBRARIES = frozenset(("torch", "diffusers", "transformers", "accelerate", "peft", "torchgen"))
 """Callers who get the real function where a test gives no behaviour: libraries ask torch about devices at any time."""
 
+REAL_DEVICE = torch.device
+
 GUARDED = "torch.cuda"
 """The module whose functions need a device, so that a test has to say what each does."""
 
@@ -38,7 +40,7 @@ def patched_torch(simulation: Simulation) -> Iterator[None]:
             owner, attribute = _owner(name)
             cleanup.enter_context(mock.patch.object(owner, attribute, _replacement(simulation, name, owner, value)))
         if "torch.npu" in simulation.modules:
-            _name_private_backend("npu")
+            cleanup.enter_context(mock.patch.object(torch, "device", _device_class("npu")))
             cleanup.enter_context(mock.patch.object(torch, "npu", simulation.modules["torch.npu"], create=True))
         yield
 
@@ -106,13 +108,43 @@ def _signature(real: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _name_private_backend(name: str) -> None:
-    """Let `torch.device('npu')` parse. torch takes one name a process and keeps it, and from then on asks the module of
-    that name which devices there are: one that knows of none stays behind, so that later tests find a plain CPU."""
-    if torch._C._get_privateuse1_backend_name() == "privateuseone":
-        torch.utils.rename_privateuse1_backend(name)
-        absent: Any = ModuleType(f"torch.{name}")
-        absent.is_available = absent.is_initialized = absent._is_in_bad_fork = lambda: False
-        absent.device_count = lambda: 0
-        absent.manual_seed_all = lambda seed: None
-        setattr(torch, name, absent)
+class _Named(type):
+    """`isinstance(x, torch.device)` holds for real devices and for stand-ins while `torch.device` is replaced."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, REAL_DEVICE | PrivateDevice)
+
+
+class PrivateDevice:
+    """`torch.device('npu', 1)` without a backend: it has a type and an index, and no tensor can be put on it."""
+
+    def __init__(self, kind: str, index: int | None) -> None:
+        self.type, self.index = kind, index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PrivateDevice) and (self.type, self.index) == (other.type, other.index)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.index))
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    __repr__ = __str__
+
+
+def _device_class(name: str) -> type:
+    """A `torch.device` that also knows the private name.
+
+    Registering the name with torch would last for the process, and change what later tests find: torch would then look
+    for an accelerator of that name wherever it asks for the current one.
+    """
+
+    class Device(metaclass=_Named):
+        def __new__(cls, kind: Any, index: int | None = None) -> Any:
+            text, _, number = str(kind).partition(":")
+            if text != name:
+                return REAL_DEVICE(kind) if index is None else REAL_DEVICE(kind, index)
+            return PrivateDevice(name, int(number) if number else index)
+
+    return Device
