@@ -14,7 +14,7 @@ COLLECTIVE_BACKEND = "gloo"
 WEIGHT_CHANNELS = ("shared_memory",)
 CONSTRAINTS = "dockerfiles/constraints/cpu.txt"
 IMAGE = "dockerfiles/Dockerfile.cpu"
-EVIDENCE = "docs/conformance/cpu-reference.json"
+EVIDENCE = "docs/conformance/cpu/report.json"
 
 
 def _pinned(distribution: str, version: str, purpose: str) -> PackageNeed:
