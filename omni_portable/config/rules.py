@@ -48,6 +48,8 @@ RANGES: Mapping[str, Range] = {
     "rollout.num_steps": Range(low=1, high=10_000),
     "rollout.height": PIXELS,
     "rollout.width": PIXELS,
+    "rollout.num_frames": Range(low=1, high=100_000),
+    "rollout.frame_rate": Range(low=0, high=1000),
     "rollout.guidance_scale": AT_LEAST_0,
     "rollout.prompt_cache_size": AT_LEAST_0,
     "rollout.sleep_level": Range(low=0, high=2),

@@ -64,6 +64,10 @@ class RolloutConfig:
     """Pixels of a sample; a family may ask for multiples of a size."""
     width: int = 512
     """Pixels of a sample, as `rollout.height`."""
+    num_frames: int = 1
+    """Frames of a sample; 1 for images."""
+    frame_rate: float = 0.0
+    """Frames per second of a video; 0 for images."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 turns it off (one forward per step)."""
     negative_prompt: str = ""

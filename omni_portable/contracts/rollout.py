@@ -22,6 +22,27 @@ Conditioning = dict[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Size of one sample.
+
+    Args:
+        height / width: pixels.
+        num_frames: 1 for images.
+        frame_rate: frames per second of a video, which also fixes the length of its sound; 0 for images.
+    """
+
+    height: int
+    width: int
+    num_frames: int = 1
+    frame_rate: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Length of a video; 0 for images."""
+        return self.num_frames / self.frame_rate if self.frame_rate else 0.0
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The sigmas of one denoising run, made once per request shape and carried with the request.
 
@@ -81,7 +102,7 @@ class RolloutRequest:
         sample_index: index in the group (enters the noise seed).
         seed: seed of this rollout round, derived from the run's seed and the round.
         prompt / negative_prompt: text; the negative one is used only where guidance asks for it.
-        height / width: pixels.
+        height / width / num_frames / frame_rate: see :class:`Extent`.
         schedule / plan: see :class:`Schedule` and :class:`SamplingPlan`.
         guidance_scale: 1 means no classifier-free guidance (one forward per step).
         metadata: fields of the prompt row that rewards may ask for (e.g. 'ground_truth').
@@ -102,6 +123,13 @@ class RolloutRequest:
     guidance_scale: float = 1.0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     media: Mapping[str, MediaArtifact] = field(default_factory=dict)
+    num_frames: int = 1
+    frame_rate: float = 0.0
+
+    @property
+    def extent(self) -> Extent:
+        """Size of the sample."""
+        return Extent(self.height, self.width, self.num_frames, self.frame_rate)
 
 
 @dataclass

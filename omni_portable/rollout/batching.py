@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omni_portable.contracts.errors import ConfigError
-from omni_portable.contracts.rollout import RolloutRequest
+from omni_portable.contracts.rollout import Extent, RolloutRequest
 
 LatentShape = Callable[[RolloutRequest], tuple[int, ...]]
 """Shape of one request's latents, without batch dimension."""
@@ -20,6 +20,7 @@ class ShapeKey:
     transitions of a pack are replayed as one batch per stored step.
     """
 
+    extent: Extent
     latent_shape: tuple[int, ...]
     schedule: str
     guidance_scale: float
@@ -47,6 +48,7 @@ def shape_key(request: RolloutRequest, latent_shape: tuple[int, ...]) -> ShapeKe
     """The key of a request whose latents have `latent_shape` (no batch dimension)."""
     plan = request.plan
     return ShapeKey(
+        extent=request.extent,
         latent_shape=tuple(latent_shape),
         schedule=request.schedule.fingerprint,
         guidance_scale=request.guidance_scale,

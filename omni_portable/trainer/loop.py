@@ -53,7 +53,7 @@ class Producer:
             self.config.rollout,
             samples=self.config.rollout.n,
             schedule=self.schedule,
-            plan=self.algorithm.sampling_plan(self.schedule, seed),
+            plan=self.algorithm.sampling_plan(self.schedule, seed, step),
             seed=seed,
             round_name=name,
         )
@@ -111,25 +111,32 @@ class Loop:
         await self.turns.before_update()
         self.progress.stage(f"step {step}: update")
         with self.clock.measure("update"):
-            batch = self.advantage.run(groups)
-            if step == self.start_step + 1 == 1 and self.config.consistency.batch_shapes:
-                shapes = self.config.consistency.batch_shapes
-                metrics |= batch_shape_gaps(self.actor, batch, shapes)
-            full = self.actor.log_probs(batch) if self.config.consistency.measure == "full" else None
-            outcome = self.update.run(batch)
-        metrics |= outcome.metrics | advantage_metrics(batch.advantages)
-        metrics["actor/optimizer_steps"] = float(outcome.optimizer_steps)
-        if full is not None:
-            metrics |= logprob_metrics(full, stack_log_probs(batch.trajectories), row_timesteps(batch.trajectories))
-        elif self.config.consistency.measure == "first_mini_batch":
-            metrics |= logprob_metrics(
-                outcome.first_actor, outcome.first_rollout, row_timesteps(outcome.first_trajectories)
-            )
-        if self.config.consistency.measure != "off":
-            check_gap(metrics, self.config.consistency.max_logprob_gap)
+            metrics |= self._update(step, groups)
         self.progress.stage(f"step {step}: weight sync")
         with self.clock.measure("sync"):
             await self.turns.publish()
+        return metrics
+
+    def _update(self, step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Train on the groups; metrics of the update, and how actor and rollout agreed before it."""
+        algorithm, consistency = self.producer.algorithm, self.config.consistency
+        batch = self.advantage.run(groups, round_seed(self.config.trainer.seed, f"train-{step}"))
+        comparable = algorithm.row_kind == "transitions" and consistency.measure != "off"
+        metrics: dict[str, float] = {}
+        if comparable and step == self.start_step + 1 == 1 and consistency.batch_shapes:
+            metrics |= batch_shape_gaps(self.actor, batch, consistency.batch_shapes)
+        full = self.actor.log_probs(batch) if comparable and consistency.measure == "full" else None
+        outcome = self.update.run(batch)
+        if algorithm.requires.old_policy and (decay := algorithm.old_policy_decay(step)) is not None:
+            self.actor.update_old_policy(decay)
+            metrics["actor/old_policy_decay"] = decay
+        metrics |= outcome.metrics | advantage_metrics(batch.advantages)
+        metrics["actor/optimizer_steps"] = float(outcome.optimizer_steps)
+        if comparable:
+            first = outcome.first_trajectories if full is None else batch.trajectories
+            actor = outcome.first_actor if full is None else full
+            metrics |= logprob_metrics(actor, stack_log_probs(first), row_timesteps(first))
+            check_gap(metrics, consistency.max_logprob_gap)
         return metrics
 
     async def _validate(self, step: int) -> dict[str, float]:

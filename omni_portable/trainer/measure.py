@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -11,6 +10,7 @@ from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.rollout import Trajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.trainer.consistency import stack_log_probs
+from omni_portable.trainer.stages import take_samples
 
 
 def row_timesteps(trajectories: Sequence[Trajectory]) -> torch.Tensor:
@@ -31,7 +31,7 @@ def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int
     """
     metrics: dict[str, float] = {}
     for size in sorted({s for s in shapes if s <= len(batch.trajectories)}):
-        part = replace(batch, trajectories=batch.trajectories[:size], advantages=batch.advantages[:size])
+        part = take_samples(batch, slice(size))
         gap = (actor.log_probs(part) - stack_log_probs(part.trajectories)).abs().max().item()
         metrics[f"rollout_corr/batch_shape_gap/{size}"] = gap
     if metrics:

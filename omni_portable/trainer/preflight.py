@@ -16,6 +16,7 @@ from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
 from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
 from omni_portable.reward.compose import RewardComposer
+from omni_portable.trainer.requests import extent_of
 
 
 @dataclass
@@ -114,7 +115,7 @@ def _select_attention(
 
 def verify_attention(prepared: Prepared, adapter: DiffusionAdapter, config: RunConfig) -> list[VerifyResult]:
     """Compare each chosen kernel with fp32 math attention on a shape of the run (two rows, two heads)."""
-    shape = adapter.latent_shape(config.rollout.height, config.rollout.width)
+    shape = adapter.latent_shape(extent_of(config.rollout))
     tokens = max(16, min(1024, shape[-1] * shape[-2] // 4))
     return [
         prepared.device.attention.verify(

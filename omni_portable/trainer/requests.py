@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from omni_portable.config.schema import RolloutConfig
-from omni_portable.contracts.rollout import RolloutRequest, SamplingPlan, Schedule
+from omni_portable.contracts.rollout import Extent, RolloutRequest, SamplingPlan, Schedule
 from omni_portable.data.prompts import PromptRow
 
 
@@ -14,6 +14,11 @@ def round_seed(run_seed: int, round_name: str) -> int:
     """A 63-bit seed for one round ('step-12', 'validation', 'probe'), independent of every other round's."""
     digest = hashlib.blake2b(f"{run_seed}/{round_name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def extent_of(rollout: RolloutConfig) -> Extent:
+    """Size of the samples that a run draws."""
+    return Extent(rollout.height, rollout.width, rollout.num_frames, rollout.frame_rate)
 
 
 def make_requests(
@@ -45,6 +50,8 @@ def make_requests(
             plan=plan,
             guidance_scale=rollout.guidance_scale,
             metadata=row.metadata,
+            num_frames=rollout.num_frames,
+            frame_rate=rollout.frame_rate,
         )
         for index, row in enumerate(rows)
         for sample in range(samples)

@@ -29,7 +29,7 @@ from omni_portable.trainer.loop import Loop, Producer
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.requests import extent_of, make_requests, round_seed
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
@@ -78,7 +78,7 @@ def run(config: RunConfig) -> RunOutcome:
 async def _train(loop: Loop) -> None:
     proof = loop.turns.proof
     loop.engine.pause()
-    await push_weights(loop.actor, loop.engine, proof, loop.turns.version)
+    await push_weights(loop.actor, loop.engine, proof, loop.turns.version, loop.turns.policy)
     await loop.run()
 
 
@@ -131,7 +131,7 @@ def _wire(
     stack: ExitStack,
 ) -> Loop:
     rollout_config, clock = config.rollout, StageClock()
-    schedule = adapter.schedule(rollout_config.num_steps, rollout_config.height, rollout_config.width)
+    schedule = adapter.schedule(rollout_config.num_steps, extent_of(rollout_config))
     rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
@@ -189,6 +189,7 @@ def _wire(
             SyncProof(actor, engine, probe),
             rollout_config.sleep_level,
             state.policy_version,
+            prepared.algorithm.rollout_policy,
         ),
         validation=validation,
         checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.dataplane import ScoredGroup
-from omni_portable.contracts.errors import LifecycleError, RewardError
+from omni_portable.contracts.errors import DataError, LifecycleError, RewardError
 from omni_portable.contracts.reward import RewardSample
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
 from omni_portable.contracts.training import StepResult, TrainEngine
 from omni_portable.reward.compose import ComposedReward, RewardComposer
-from omni_portable.trainer.consistency import check_schedules, stack_log_probs
+from omni_portable.trainer.consistency import check_schedules
 
 
 class RolloutStage:
@@ -84,16 +84,37 @@ def form_groups(
 
 
 class AdvantageStage:
-    """Groups -> one batch with one advantage per sample, in the order of the groups."""
+    """Groups -> one batch of the samples that the algorithm selects, with one advantage each."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
 
-    def run(self, groups: Sequence[ScoredGroup]) -> TrainBatch:
+    def run(self, groups: Sequence[ScoredGroup], seed: int) -> TrainBatch:
+        """
+        Args:
+            seed: of the round, for what is drawn in training.
+
+        Raises:
+            DataError: the algorithm selects no sample.
+        """
         trajectories = [t for group in groups for t in group.trajectories]
         rewards = torch.tensor([r for group in groups for r in group.rewards], dtype=torch.float32)
         ids = [group.group_id for group in groups for _ in group.trajectories]
-        return TrainBatch(trajectories=trajectories, advantages=self._algorithm.advantages(rewards, ids))
+        advantages = self._algorithm.advantages(rewards, ids)
+        selection = self._algorithm.select(rewards, ids)
+        chosen = list(selection.indices)
+        if not chosen:
+            raise DataError(
+                f"algorithm '{self._algorithm.name}' selects none of the {len(ids)} samples of this rollout",
+                remedy="draw more samples per prompt (rollout.n), or look at the rewards",
+            )
+        return TrainBatch(
+            trajectories=[trajectories[index] for index in chosen],
+            advantages=advantages[chosen],
+            noise_keys=selection.noise_keys,
+            seed=seed,
+            unit=selection.unit,
+        )
 
 
 @dataclass
@@ -104,7 +125,6 @@ class UpdateOutcome:
     metrics: dict[str, float]
     optimizer_steps: int
     first_actor: torch.Tensor
-    first_rollout: torch.Tensor
     first_trajectories: list[Trajectory] = field(default_factory=list)
 
 
@@ -131,7 +151,6 @@ class UpdateStage:
             metrics=dict(totals),
             optimizer_steps=len(results),
             first_actor=results[0].log_probs,
-            first_rollout=stack_log_probs(parts[0].trajectories),
             first_trajectories=parts[0].trajectories,
         )
 
@@ -140,12 +159,21 @@ def split_batch(batch: TrainBatch, size: int) -> list[TrainBatch]:
     """Contiguous mini-batches of `size` samples (0: one); the last may be smaller after groups were left out."""
     count = len(batch.trajectories)
     size = size or count
-    return [
-        TrainBatch(
-            trajectories=batch.trajectories[start : start + size],
-            advantages=batch.advantages[start : start + size],
-            weights=None if batch.weights is None else batch.weights[start : start + size],
-            old_log_probs=None if batch.old_log_probs is None else batch.old_log_probs[start : start + size],
-        )
-        for start in range(0, count, size)
-    ]
+    return [take_samples(batch, slice(start, start + size)) for start in range(0, count, size)]
+
+
+def take_samples(batch: TrainBatch, part: slice) -> TrainBatch:
+    """The same batch with some of its samples."""
+
+    def cut(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor[part]
+
+    return replace(
+        batch,
+        trajectories=batch.trajectories[part],
+        advantages=batch.advantages[part],
+        weights=cut(batch.weights),
+        old_log_probs=cut(batch.old_log_probs),
+        importance_weights=cut(batch.importance_weights),
+        noise_keys=batch.noise_keys[part],
+    )

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from omni_portable.algorithms.advantages import group_advantages
+from omni_portable.algorithms.base import DiffusionAlgorithm, as_replay, required
 from omni_portable.algorithms.flow_grpo.loss import flow_grpo_loss
 from omni_portable.algorithms.flow_grpo.options import FlowGRPOOptions
 from omni_portable.algorithms.kl import reference_kl
-from omni_portable.algorithms.sampling import deterministic_plan, stochastic_plan
-from omni_portable.contracts.algorithm import LossRows, Replay, Requires, Rows
+from omni_portable.algorithms.sampling import stochastic_plan
+from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Requires, Rows
 from omni_portable.contracts.rollout import SamplingPlan, Schedule
 
 
-class FlowGRPO:
+class FlowGRPO(DiffusionAlgorithm):
     """Implements `contracts.algorithm.Algorithm`; stateless, so equal inputs give equal plans and losses."""
 
     name = "flow_grpo"
@@ -24,13 +25,10 @@ class FlowGRPO:
         self.options = options
         self.requires = Requires(reference_policy=options.kl_coef > 0.0)
 
-    def sampling_plan(self, schedule: Schedule, seed: int) -> SamplingPlan:
+    def sampling_plan(self, schedule: Schedule, seed: int, round_number: int = 0) -> SamplingPlan:
         """The rollout round's window, equal for all its samples; see `FlowGRPOOptions.window_mode`."""
         steps = self.options.steps(schedule.num_steps, seed)
         return stochastic_plan(schedule, self.options.step_kind, self.options.noise_level, steps)
-
-    def validation_plan(self, schedule: Schedule) -> SamplingPlan:
-        return deterministic_plan()
 
     def advantages(self, rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
         o = self.options
@@ -43,8 +41,9 @@ class FlowGRPO:
             epsilon=o.advantage_epsilon,
         )
 
-    def loss(self, replay: Replay, rows: Rows) -> LossRows:
+    def loss(self, replay: Replay | Denoising, rows: Rows) -> LossRows:
         """Policy-gradient loss plus kl_coef times the KL to the reference policy, one value per row."""
+        replay = as_replay(replay)
         result = flow_grpo_loss(
             replay.log_prob,
             rows.old_log_prob,
@@ -60,8 +59,5 @@ class FlowGRPO:
         return LossRows(result.loss + self.options.kl_coef * kl, {**metrics, "actor/kl_loss": kl.detach()})
 
     def _reference_kl(self, replay: Replay, rows: Rows) -> torch.Tensor:
-        if replay.reference_mean is None:
-            raise ValueError("kl_coef > 0, but the engine replayed no reference policy (Requires.reference_policy)")
-        return reference_kl(
-            replay.mean, replay.reference_mean, replay.std, replay.dt, rows.step_kind, self.options.kl_kind
-        )
+        reference = required(replay.reference_mean, "reference")
+        return reference_kl(replay.mean, reference, replay.std, replay.dt, rows.step_kind, self.options.kl_kind)

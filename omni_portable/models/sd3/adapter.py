@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Schedule
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Schedule
+from omni_portable.models.inputs import image_pixels, require_image
 from omni_portable.models.loading import load_diffusers
 from omni_portable.models.lora import trainable_named_tensors
 from omni_portable.models.sd3 import SD3Options
@@ -66,7 +68,7 @@ class SD3Adapter:
         return self._transformer
 
     def encode(
-        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None = None
+        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent
     ) -> list[Conditioning]:
         """Per prompt 'prompt_embeds' (tokens, joint width) and 'pooled_prompt_embeds' (pooled width), model dtype."""
         if self._text is None:
@@ -83,9 +85,24 @@ class SD3Adapter:
                 raise ModelError("conditionings of different shapes cannot be stacked; encode them with one model")
         return {name: torch.stack([c[name] for c in conditionings]) for name in names}
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, extent: Extent) -> tuple[int, ...]:
         """(channels, height / vae scale, width / vae scale); `ConfigError` for a size the model cannot draw."""
-        return self.folder.latent_shape(height, width)
+        require_image("sd3", extent)
+        return self.folder.latent_shape(extent.height, extent.width)
+
+    def latent_streams(self, extent: Extent) -> Mapping[str, tuple[int, int]]:
+        """One stream."""
+        return {"latents": (0, math.prod(self.latent_shape(extent)))}
+
+    @torch.no_grad()
+    def encode_media(self, media: Mapping[str, MediaArtifact], extent: Extent) -> torch.Tensor:
+        """Latents of 'image': the mode of the VAE's posterior, shifted and scaled (the inverse of :meth:`decode`)."""
+        if self._vae is None:
+            raise self._not_loaded("vae")
+        pixels = image_pixels(media, "image", extent).to(self.torch_device, self.dtype)
+        latents = self._vae.encode(pixels.unsqueeze(0)).latent_dist.mode()[0]
+        config = self._vae.config
+        return ((latents - (config.shift_factor or 0.0)) * config.scaling_factor).float()
 
     def initial_latents(self, requests: Sequence[RolloutRequest], noise: torch.Tensor) -> torch.Tensor:
         """Unit noise as it is: SD3 starts from a standard normal whatever the first sigma."""
@@ -119,7 +136,7 @@ class SD3Adapter:
         return unconditional + guidance_scale * (conditional - unconditional)
 
     @torch.no_grad()
-    def decode(self, latents: torch.Tensor) -> list[dict[str, MediaArtifact]]:
+    def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
         """Artifact 'image' per sample: uint8 (3, H, W) on the CPU, round(255 clamp(x / 2 + 1/2, 0, 1)).
 
         Images are decoded one at a time: memory is that of one image, and pixels do not depend on the pack.
@@ -128,9 +145,10 @@ class SD3Adapter:
             raise self._not_loaded("vae")
         return [{"image": MediaArtifact("image", "image", self._pixels(row), "CHW")} for row in latents.unbind()]
 
-    def schedule(self, num_steps: int, height: int, width: int) -> Schedule:
+    def schedule(self, num_steps: int, extent: Extent) -> Schedule:
         """As the folder's scheduler config says, equal to the stock pipeline's (static or dynamic shift)."""
-        return schedule_from_config(self.folder.scheduler, num_steps, tokens=self.folder.tokens(height, width))
+        tokens = self.folder.tokens(extent.height, extent.width)
+        return schedule_from_config(self.folder.scheduler, num_steps, tokens=tokens)
 
     def lora_targets(self) -> tuple[str, ...]:
         """All projections of the joint attention (Flow-GRPO's SD3 recipe)."""

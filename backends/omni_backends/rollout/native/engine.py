@@ -22,7 +22,14 @@ from omni_portable.contracts.errors import LifecycleError, ModelError, WeightSyn
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import Conditioning, EngineHealth, RolloutRequest, RolloutResult, Trajectory
+from omni_portable.contracts.rollout import (
+    Conditioning,
+    EngineHealth,
+    Extent,
+    RolloutRequest,
+    RolloutResult,
+    Trajectory,
+)
 from omni_portable.contracts.weights import LoraInfo, WeightStream
 from omni_portable.models.lora import inject_configured_lora
 from omni_portable.models.setup import EngineSetup, load_adapter
@@ -207,7 +214,7 @@ class NativeRolloutEngine:
         size = self._decode_batch_size or run.size
         for first in range(0, run.size, size):
             with await self._turn(tickets, "decode"):
-                artifacts += decode(self._adapter, run.latents[first : first + size])
+                artifacts += decode(self._adapter, run.latents[first : first + size], run.extent)
         return artifacts
 
     def _finish(
@@ -259,23 +266,24 @@ class NativeRolloutEngine:
         return aborted
 
     def _prompted(self, request: RolloutRequest, guided: bool) -> Prompted:
-        negative = self._conditioning(request.negative_prompt, request.media) if guided else None
-        return Prompted(self._conditioning(request.prompt, request.media), negative)
+        media, extent = request.media, request.extent
+        negative = self._conditioning(request.negative_prompt, media, extent) if guided else None
+        return Prompted(self._conditioning(request.prompt, media, extent), negative)
 
-    def _conditioning(self, prompt: str, media: Mapping[str, MediaArtifact]) -> Conditioning:
+    def _conditioning(self, prompt: str, media: Mapping[str, MediaArtifact], extent: Extent) -> Conditioning:
         hits = self._cache.statistics().hits
-        found = self._cache.get(prompt, media)
+        found = self._cache.get(prompt, media, extent)
         hit = self._cache.statistics().hits > hits
         self._statistics.count("prompt_cache/hits" if hit else "prompt_cache/misses")
         return found
 
-    def _encode(self, prompt: str, media: Mapping[str, MediaArtifact]) -> Conditioning:
+    def _encode(self, prompt: str, media: Mapping[str, MediaArtifact], extent: Extent) -> Conditioning:
         """On the host, where all trajectories of the prompt share it and the cache costs no device memory."""
-        encoded = self._adapter.encode([prompt], [media] if media else None)[0]
+        encoded = self._adapter.encode([prompt], [media] if media else None, extent)[0]
         return {name: tensor.detach().to("cpu") for name, tensor in encoded.items()}
 
     def _latent_shape(self, request: RolloutRequest) -> tuple[int, ...]:
-        return self._adapter.latent_shape(request.height, request.width)
+        return self._adapter.latent_shape(request.extent)
 
     def _inject(self, adapter: DiffusionAdapter) -> LoraInfo | None:
         config = self._setup.config

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,9 +11,11 @@ from omni_backends.training.accumulate import accumulate
 from omni_backends.training.checkpoint import load_engine, save_engine
 from omni_backends.training.export import export_full, export_lora
 from omni_backends.training.lifecycle import TAGS, SleepGuard
+from omni_backends.training.micro import Forward, MicroBatch, Scored, sample_weights
+from omni_backends.training.noised import noised_batches
 from omni_backends.training.optim import MasterOptimizer
 from omni_backends.training.policies import Policies
-from omni_backends.training.replay import micro_batches, replay_step, sample_weights, stored_steps
+from omni_backends.training.replay import transition_batches
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError, ConfigError
@@ -74,8 +75,8 @@ class SingleTrainEngine:
         self._guard.require_awake("score transitions", *self._needs(policy))
         with torch.no_grad(), self._policies.running(policy):
             rows = [
-                torch.stack([replay_step(self._adapter, micro, w).log_prob for w in range(micro.num_steps)], dim=1)
-                for micro in micro_batches(self._adapter, batch, self._micro_size, self._device)
+                torch.stack([micro.forward(self._adapter, w).log_prob for w in range(micro.num_steps)], dim=1)
+                for micro in transition_batches(self._adapter, batch, self._micro_size, self._device)
             ]
             return torch.cat(rows).to("cpu")
 
@@ -91,15 +92,14 @@ class SingleTrainEngine:
         """
         self._guard.require_awake("train", *TAGS)
         _check_requires(algorithm, self._setup)
-        stored_steps(batch)
         self._optimizer.zero_grad()
         try:
             log = accumulate(
                 self._adapter,
-                micro_batches(self._adapter, batch, self._micro_size, self._device),
+                self._micro_batches(batch, algorithm),
                 algorithm,
                 total_weight=float(sample_weights(batch).double().sum()),
-                reference=self._reference if algorithm.requires.reference_policy else None,
+                others=self._others(algorithm),
                 gradient_norm=self._optimizer.gradient_norm,
             )
             log.check_finite()
@@ -111,7 +111,7 @@ class SingleTrainEngine:
         metrics = {**log.metrics(), "actor/grad_norm": float(norm), "actor/lr": lr}
         return StepResult(metrics, log.log_probs())
 
-    def update_old_policy(self, decay: float = 0.0) -> None:
+    def update_old_policy(self, decay: float) -> None:
         """old <- decay * old + (1 - decay) * current (0 copies), for algorithms that require an old policy."""
         self._guard.require_awake("update its old policy", *TAGS)
         self._policies.update_old(decay)
@@ -160,8 +160,23 @@ class SingleTrainEngine:
         with torch.no_grad(), self._policies.running(policy):
             export_full(folder, self._module)
 
-    def _reference(self) -> AbstractContextManager[None]:
-        return self._policies.running("reference")
+    def _micro_batches(self, batch: TrainBatch, algorithm: Algorithm) -> Iterator[MicroBatch]:
+        if algorithm.row_kind == "noised":
+            return noised_batches(self._adapter, batch, algorithm, self._micro_size, self._device)
+        return transition_batches(self._adapter, batch, self._micro_size, self._device)
+
+    def _others(self, algorithm: Algorithm) -> dict[str, Forward]:
+        """The policies that the algorithm compares with, each as a forward of a micro-batch."""
+        requires = algorithm.requires
+        wanted: dict[Policy, bool] = {"reference": requires.reference_policy, "old": requires.old_policy}
+        return {policy: self._under(policy) for policy, needed in wanted.items() if needed}
+
+    def _under(self, policy: Policy) -> Forward:
+        def forward(micro: MicroBatch, step: int) -> Scored:
+            with self._policies.running(policy):
+                return micro.forward(self._adapter, step)
+
+        return forward
 
     def _needs(self, policy: Policy) -> tuple[SleepTag, ...]:
         return TAGS if policy in self._policies.copies else ("weights",)
