@@ -92,6 +92,7 @@ class Rows:
         step_kind: kernel that made the transitions.
         importance_weight: (R,) fp32 or None, rollout-correction weights (multiply the row's loss).
         sample_ids: request id of each row, for error messages.
+        unit: (R,) int64, which rows belong to one unit of the selection (pair, group), or None.
     """
 
     old_log_prob: torch.Tensor
@@ -100,6 +101,7 @@ class Rows:
     step_kind: str
     importance_weight: torch.Tensor | None = None
     sample_ids: Sequence[str] = field(default_factory=tuple)
+    unit: torch.Tensor | None = None
 
 
 @dataclass

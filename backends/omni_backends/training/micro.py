@@ -46,6 +46,7 @@ class Common:
         request_ids: of the B rows.
         advantages / weights: (B,) fp32 on the device.
         trained: (B,) bool on the CPU, rows of weight above 0.
+        unit: (B,) int64 on the device, number of the unit of the selection that a row belongs to.
     """
 
     first: int
@@ -53,12 +54,9 @@ class Common:
     advantages: torch.Tensor
     weights: torch.Tensor
     trained: torch.Tensor
+    unit: torch.Tensor
     conditioning: Conditioning
     negative: Conditioning | None
-
-    @property
-    def size(self) -> int:
-        return len(self.request_ids)
 
     def kept(self, device: torch.device) -> torch.Tensor | None:
         """Positions of the rows that are trained on; None where all are."""
@@ -107,6 +105,7 @@ def pack_common(
         advantages=batch.advantages[part].detach().to(device, torch.float32),
         weights=weights[part].to(device),
         trained=weights[part] > 0,
+        unit=(torch.arange(len(trajectories)) // batch.unit).to(device),
         conditioning=positive,
         negative=negative,
     )

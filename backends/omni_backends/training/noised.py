@@ -83,6 +83,7 @@ class NoisedBatch(MicroBatch):
             weight=weight,
             step_kind="ode",
             sample_ids=tuple(i for i, kept in zip(self.common.request_ids, self.common.trained, strict=True) if kept),
+            unit=take(self.common.unit, rows),
         )
 
     def _noisy(self, step: int) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""Diffusion-DPO as an algorithm: pairs from scored groups, a shared noise and level per pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from omni_portable.algorithms.base import DiffusionAlgorithm, as_denoising, required
+from omni_portable.algorithms.diffusion_dpo import DiffusionDPOOptions
+from omni_portable.algorithms.diffusion_losses.dpo import diffusion_dpo_loss
+from omni_portable.algorithms.noise_levels import draw_noise_levels
+from omni_portable.algorithms.pairs import best_worst_pairs
+from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Requires, RowKind, Rows, Selection
+from omni_portable.contracts.rollout import Schedule
+
+
+class DiffusionDPO(DiffusionAlgorithm):
+    """See :func:`diffusion_dpo_loss`."""
+
+    name = "diffusion_dpo"
+    row_kind: RowKind = "noised"
+    requires = Requires(reference_policy=True, preference_pairs=True)
+
+    def __init__(self, options: DiffusionDPOOptions) -> None:
+        self.options = options
+
+    def select(self, rewards: torch.Tensor, groups: Sequence[str]) -> Selection:
+        """Best and worst of every group, adjacent; groups without a preference are left out (`keep_ties`)."""
+        scores = rewards.tolist()
+        pairs = best_worst_pairs(groups, scores)
+        kept = [
+            index
+            for best, worst in zip(pairs[0::2], pairs[1::2], strict=True)
+            if self.options.keep_ties or scores[best] > scores[worst]
+            for index in (best, worst)
+        ]
+        return Selection(kept, [groups[index] for index in kept], unit=2)
+
+    def noise_levels(self, schedule: Schedule, keys: Sequence[str], seed: int) -> torch.Tensor:
+        return draw_noise_levels(self.options, schedule, keys, seed)
+
+    def loss(self, replay: Replay | Denoising, rows: Rows) -> LossRows:
+        """The pair's loss on both of its rows, so that the mean over rows is the mean over pairs."""
+        seen = as_denoising(replay)
+        reference = required(seen.reference_velocity, "reference")
+        pairs = diffusion_dpo_loss(seen.velocity, reference, seen.noise, seen.clean, beta=self.options.beta)
+        both = {name: values.repeat_interleave(2) for name, values in pairs.metrics.items()}
+        return LossRows(pairs.loss.repeat_interleave(2), both)
