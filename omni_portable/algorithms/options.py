@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from omni_portable.algorithms.sampling import check_window, choose_steps, refuse_noiseless_step
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -89,6 +90,10 @@ class StochasticOptions(AdvantageOptions):
         return choose_steps(
             num_steps, self.window_mode, self.window_size, self.window_range, self.stochastic_steps, seed, moves
         )
+
+    def requires(self) -> Requires:
+        """The policies besides the current one that the loss compares with."""
+        return Requires(reference_policy=self.kl_coef > 0.0, teacher=self.distill_coef > 0.0)
 
     def check(self, num_steps: int) -> None:
         """Refuse, before anything loads, what a schedule of `num_steps` cannot carry out (`ConfigError`)."""

@@ -11,7 +11,7 @@ from omni_portable.algorithms.base import DiffusionAlgorithm, as_replay, require
 from omni_portable.algorithms.kl import reference_kl
 from omni_portable.algorithms.options import AdvantageOptions, StochasticOptions
 from omni_portable.algorithms.sampling import stochastic_plan
-from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Requires, Rows
+from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Rows
 from omni_portable.contracts.rollout import SamplingPlan, Schedule
 
 
@@ -34,16 +34,11 @@ class StochasticAlgorithm(DiffusionAlgorithm):
 
     Args:
         options: of the algorithm.
-        compares_with_rollout: the loss needs the means of the policy that drew the rollout.
     """
 
-    def __init__(self, options: StochasticOptions, *, compares_with_rollout: bool = False) -> None:
+    def __init__(self, options: StochasticOptions) -> None:
         self.options = options
-        self.requires = Requires(
-            reference_policy=options.kl_coef > 0.0,
-            old_policy=compares_with_rollout,
-            teacher=options.distill_coef > 0.0,
-        )
+        self.requires = options.requires()
 
     def sampling_plan(self, schedule: Schedule, seed: int, round_number: int = 0) -> SamplingPlan:
         """The rollout round's window, equal for all its samples; see `StochasticOptions.window_mode`."""

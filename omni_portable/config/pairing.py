@@ -3,7 +3,7 @@
 Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
 
 * model: 'kinds', 'artifacts', 'guidance'
-* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds'
+* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher'
 * train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds'
 * scorer: 'artifacts'
 """
@@ -37,6 +37,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_kinds(config, algorithm, model)
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm)
+    _check_teachers(config, algorithm, options)
     _check_guidance(config, model)
     _check_step_kind(config, algorithm, options)
 
@@ -90,6 +91,31 @@ def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
             "which dropout makes different",
             remedy="set model.lora.dropout=0",
         )
+
+
+def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:
+    """Teachers must be there where the algorithm distils, and only there."""
+    model = config.model
+    requires = getattr(options, "requires", None)
+    needed = bool(algorithm.capabilities.get("needs_teacher")) or bool(callable(requires) and requires().teacher)
+    if needed and not model.teachers:
+        raise CapabilityError(
+            f"algorithm '{algorithm.name}' distils from a teacher, but model.teachers is empty",
+            remedy="add model.teachers.NAME.path=FOLDER, or model.teachers.NAME.lora=FOLDER",
+        )
+    if model.teachers and not needed:
+        raise ConfigError(
+            f"model.teachers is set ({", ".join(sorted(model.teachers))}), but algorithm '{algorithm.name}' ignores it",
+            remedy="remove model.teachers, set algorithm.distill_coef, or use algorithm.name=diffusion_opd",
+        )
+    if len(model.teachers) > 1 and not model.teacher_field:
+        raise ConfigError(
+            f"model.teachers names {len(model.teachers)} teachers, but model.teacher_field is empty",
+            remedy="set model.teacher_field to the prompt field that holds the teacher's name",
+        )
+    for name, teacher in model.teachers.items():
+        if not teacher.path and not teacher.lora:
+            raise ConfigError(f"model.teachers.{name} is the student itself", remedy="give it a path, a lora or both")
 
 
 def _check_guidance(config: RunConfig, model: PluginSpec) -> None:

@@ -37,6 +37,16 @@ class LoraConfig:
     """Module name suffixes; empty means the family's published targets."""
     dropout: float = 0.0
     """Must be 0 for exact on-policy ratios; anything else is refused by algorithms that use ratios."""
+    path: str = ""
+    """Folder of a saved LoRA (peft) to start from, such as a run's `export`; `rank` must be the saved one."""
+
+
+@dataclass
+class TeacherConfig:
+    path: str = ""
+    """Model folder of the same family; empty means the student's own base model."""
+    lora: str = ""
+    """Folder of a saved LoRA (peft) on top of it."""
 
 
 @dataclass
@@ -48,6 +58,10 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the family."""
     lora: LoraConfig = field(default_factory=LoraConfig)
+    teachers: dict[str, TeacherConfig] = field(default_factory=dict)
+    """Name -> teacher, for algorithms that distil."""
+    teacher_field: str = ""
+    """Field of a prompt that names its teacher; may be empty where there is one teacher."""
 
 
 @dataclass

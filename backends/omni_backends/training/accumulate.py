@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from omni_backends.training.micro import Forward, MicroBatch
+from omni_backends.training.micro import Forward, MicroBatch, Scored
 from omni_backends.training.rows import RowLog
-from omni_portable.contracts.algorithm import Algorithm, LossRows, Rows
+from omni_portable.contracts.algorithm import Algorithm, LossRows, Policy, Rows
 from omni_portable.contracts.model import DiffusionAdapter
 
 
@@ -23,7 +23,7 @@ def accumulate(
     algorithm: Algorithm,
     *,
     total_weight: float,
-    others: Mapping[str, Forward],
+    others: Mapping[Policy, Forward],
     gradient_norm: Callable[[], torch.Tensor],
 ) -> RowLog:
     """Run forward and backward for every (micro-batch, row number); gradients add up in the parameters.
@@ -51,11 +51,12 @@ def _backward(
     step: int,
     algorithm: Algorithm,
     total_weight: float,
-    others: Mapping[str, Forward],
+    others: Mapping[Policy, Forward],
     log: RowLog,
 ) -> torch.Tensor:
     """One forward, and one backward unless every row has weight 0; returns the detached (B,) log-probs."""
     trained = bool(micro.common.trained.any())
+    beside: dict[str, Scored] = {}
     beside = {}
     if trained:
         with torch.no_grad():

@@ -44,6 +44,7 @@ class Common:
     Args:
         first: index of the first row in the mini-batch.
         request_ids: of the B rows.
+        metadata: fields of each row's prompt.
         advantages / weights: (B,) fp32 on the device.
         trained: (B,) bool on the CPU, rows of weight above 0.
         unit: (B,) int64 on the device, number of the unit of the selection that a row belongs to.
@@ -51,6 +52,7 @@ class Common:
 
     first: int
     request_ids: tuple[str, ...]
+    metadata: tuple[Mapping[str, object], ...]
     advantages: torch.Tensor
     weights: torch.Tensor
     trained: torch.Tensor
@@ -102,6 +104,7 @@ def pack_common(
     return Common(
         first=part.start,
         request_ids=tuple(t.request.request_id for t in trajectories),
+        metadata=tuple(t.request.metadata for t in trajectories),
         advantages=batch.advantages[part].detach().to(device, torch.float32),
         weights=weights[part].to(device),
         trained=weights[part] > 0,

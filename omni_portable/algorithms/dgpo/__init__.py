@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omni_portable.algorithms.options import AdvantageOptions, NoiseLevelOptions, require
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
 
@@ -28,6 +29,10 @@ class DGPOOptions(NoiseLevelOptions, AdvantageOptions):
         require(self.beta > 0.0, "beta", self.beta, "positive")
         require(0.0 <= self.clip_ratio < 1.0, "clip_ratio", self.clip_ratio, "at least 0, below 1")
         require(self.kl_coef >= 0.0, "kl_coef", self.kl_coef, "0 (off) or positive")
+
+    def requires(self) -> Requires:
+        """The reference; the rollout's policy where ratios are clipped."""
+        return Requires(reference_policy=True, old_policy=self.clip_ratio > 0.0)
 
 
 SPEC = PluginSpec(

@@ -12,7 +12,7 @@ from omni_portable.algorithms.dgpo import DGPOOptions
 from omni_portable.algorithms.diffusion_losses.dgpo import dgpo_loss
 from omni_portable.algorithms.noise_levels import draw_noise_levels
 from omni_portable.algorithms.stochastic import advantages_by
-from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Requires, RowKind, Rows, Selection
+from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, RowKind, Rows, Selection
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.rollout import Schedule
 
@@ -25,7 +25,7 @@ class DGPO(DiffusionAlgorithm):
 
     def __init__(self, options: DGPOOptions) -> None:
         self.options = options
-        self.requires = Requires(reference_policy=True, old_policy=options.clip_ratio > 0.0)
+        self.requires = options.requires()
 
     def advantages(self, rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
         return advantages_by(self.options, rewards, groups)

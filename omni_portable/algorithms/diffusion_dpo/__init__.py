@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_portable.algorithms.options import NoiseLevelOptions, require
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
 
@@ -28,6 +29,10 @@ class DiffusionDPOOptions(NoiseLevelOptions):
         """Refuse a beta that prefers nothing (`ConfigError`)."""
         super().__post_init__()
         require(self.beta > 0.0, "beta", self.beta, "positive")
+
+    def requires(self) -> Requires:
+        """Pairs, and the reference that gains are measured against."""
+        return Requires(reference_policy=True, preference_pairs=True)
 
 
 SPEC = PluginSpec(

@@ -11,7 +11,7 @@ from omni_portable.algorithms.diffusion_dpo import DiffusionDPOOptions
 from omni_portable.algorithms.diffusion_losses.dpo import diffusion_dpo_loss
 from omni_portable.algorithms.noise_levels import draw_noise_levels
 from omni_portable.algorithms.pairs import best_worst_pairs
-from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, Requires, RowKind, Rows, Selection
+from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, RowKind, Rows, Selection
 from omni_portable.contracts.rollout import Schedule
 
 
@@ -20,10 +20,10 @@ class DiffusionDPO(DiffusionAlgorithm):
 
     name = "diffusion_dpo"
     row_kind: RowKind = "noised"
-    requires = Requires(reference_policy=True, preference_pairs=True)
 
     def __init__(self, options: DiffusionDPOOptions) -> None:
         self.options = options
+        self.requires = options.requires()
 
     def select(self, rewards: torch.Tensor, groups: Sequence[str]) -> Selection:
         """Best and worst of every group, adjacent; groups without a preference are left out (`keep_ties`)."""

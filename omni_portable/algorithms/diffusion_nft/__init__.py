@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_portable.algorithms.options import AdvantageOptions, NoiseLevelOptions, require
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
 
@@ -48,6 +49,10 @@ class NFTOptions(NoiseLevelOptions, AdvantageOptions):
         if self.old_policy_schedule == "delayed_linear_to_0_999":
             return min(0.0075 * max(0, round_number - 75), 0.999)
         return 0.0
+
+    def requires(self) -> Requires:
+        """The old policy draws the rollouts; the reference where its distance has a weight."""
+        return Requires(old_policy=True, reference_policy=self.reference_kl_coef > 0.0)
 
 
 CAPABILITIES = {"kind": "diffusion", "needs_log_probs": False, "min_group_size": 2}

@@ -11,7 +11,7 @@ from omni_portable.algorithms.diffusion_losses.nft import diffusion_nft_loss, nf
 from omni_portable.algorithms.diffusion_nft import NFTOptions
 from omni_portable.algorithms.noise_levels import draw_noise_levels
 from omni_portable.algorithms.stochastic import advantages_by
-from omni_portable.contracts.algorithm import Denoising, LossRows, Policy, Replay, Requires, RowKind, Rows
+from omni_portable.contracts.algorithm import Denoising, LossRows, Policy, Replay, RowKind, Rows
 from omni_portable.contracts.rollout import Schedule
 
 
@@ -24,7 +24,7 @@ class DiffusionNFT(DiffusionAlgorithm):
 
     def __init__(self, options: NFTOptions) -> None:
         self.options = options
-        self.requires = Requires(old_policy=True, reference_policy=options.reference_kl_coef > 0.0)
+        self.requires = options.requires()
 
     def advantages(self, rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
         return advantages_by(self.options, rewards, groups)

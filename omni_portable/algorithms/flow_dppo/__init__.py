@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_portable.algorithms.options import StochasticOptions, require
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
 
@@ -21,6 +22,10 @@ class FlowDPPOOptions(StochasticOptions):
         """Refuse a threshold that drops everything (`ConfigError`)."""
         super().__post_init__()
         require(self.kl_mask_threshold > 0.0, "kl_mask_threshold", self.kl_mask_threshold, "positive")
+
+    def requires(self) -> Requires:
+        """Also the policy that drew the rollout, whose means the loss compares with."""
+        return replace(super().requires(), old_policy=True)
 
 
 SPEC = PluginSpec(

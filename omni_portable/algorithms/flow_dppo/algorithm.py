@@ -15,9 +15,6 @@ class FlowDPPO(StochasticAlgorithm):
     name = "flow_dppo"
     options: FlowDPPOOptions
 
-    def __init__(self, options: FlowDPPOOptions) -> None:
-        super().__init__(options, compares_with_rollout=True)
-
     def policy_loss(self, replay: Replay, rows: Rows) -> LossRows:
         return flow_dppo_loss(
             replay.log_prob,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_portable.algorithms.options import StochasticOptions, require
+from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
 
@@ -19,6 +20,10 @@ class GRPOGuardOptions(StochasticOptions):
         """Refuse a clip range that leaves nothing (`ConfigError`)."""
         super().__post_init__()
         require(0.0 < self.clip_ratio < 1.0, "clip_ratio", self.clip_ratio, "between 0 and 1")
+
+    def requires(self) -> Requires:
+        """Also the policy that drew the rollout, whose means the loss compares with."""
+        return replace(super().requires(), old_policy=True)
 
 
 SPEC = PluginSpec(

@@ -15,9 +15,6 @@ class GRPOGuard(StochasticAlgorithm):
     name = "grpo_guard"
     options: GRPOGuardOptions
 
-    def __init__(self, options: GRPOGuardOptions) -> None:
-        super().__init__(options, compares_with_rollout=True)
-
     def policy_loss(self, replay: Replay, rows: Rows) -> LossRows:
         return grpo_guard_loss(
             replay.log_prob,

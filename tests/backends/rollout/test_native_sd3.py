@@ -7,7 +7,8 @@ import torch
 
 from omni_backends.rollout.native.engine import NativeRolloutEngine
 from omni_portable.contracts.rollout import Extent, SamplingPlan
-from omni_portable.models.lora import inject_configured_lora, lora_named_tensors
+from omni_portable.models.lora import lora_named_tensors
+from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.policy import split_conditioning, transition
 from omni_portable.models.sd3.tiny import build_tiny_sd3
 from omni_portable.models.setup import load_adapter

@@ -31,7 +31,7 @@ from omni_portable.contracts.rollout import (
     Trajectory,
 )
 from omni_portable.contracts.weights import LoraInfo, WeightStream
-from omni_portable.models.lora import inject_configured_lora
+from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.batching import Pack, check_request, plan_packs
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket

@@ -16,13 +16,15 @@ from omni_backends.training.noised import noised_batches
 from omni_backends.training.optim import MasterOptimizer
 from omni_backends.training.policies import Policies
 from omni_backends.training.replay import transition_batches
+from omni_backends.training.teachers import Teachers
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.training import Policy, StepResult
 from omni_portable.contracts.weights import WeightStream
-from omni_portable.models.lora import inject_configured_lora, trainable_named_tensors
+from omni_portable.models.lora import trainable_named_tensors
+from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.models.weights import checksums, make_stream
 
@@ -60,9 +62,11 @@ class SingleTrainEngine:
             parameters,
             self._optimizer.masters,
             adapter=self._lora is not None,
+            base_is_reference=not config.model.lora.path,
             requires=setup.requires,
             ema_decay=config.actor.ema_decay,
         )
+        self._teachers = Teachers(setup) if setup.requires.teacher else None
         self._guard = self._make_guard()
 
     @property
@@ -165,11 +169,15 @@ class SingleTrainEngine:
             return noised_batches(self._adapter, batch, algorithm, self._micro_size, self._device)
         return transition_batches(self._adapter, batch, self._micro_size, self._device)
 
-    def _others(self, algorithm: Algorithm) -> dict[str, Forward]:
+    def _others(self, algorithm: Algorithm) -> dict[Policy, Forward]:
         """The policies that the algorithm compares with, each as a forward of a micro-batch."""
         requires = algorithm.requires
         wanted: dict[Policy, bool] = {"reference": requires.reference_policy, "old": requires.old_policy}
-        return {policy: self._under(policy) for policy, needed in wanted.items() if needed}
+        others = {policy: self._under(policy) for policy, needed in wanted.items() if needed}
+        if requires.teacher:
+            assert self._teachers is not None  # _check_requires
+            others["teacher"] = self._teachers.forward
+        return others
 
     def _under(self, policy: Policy) -> Forward:
         def forward(micro: MicroBatch, step: int) -> Scored:
@@ -184,6 +192,8 @@ class SingleTrainEngine:
     def _make_guard(self) -> SleepGuard:
         pool = self._setup.device.memory.pool("actor")
         pool.register("weights", self._module)
+        for teacher in self._teachers.modules() if self._teachers else ():
+            pool.register("weights", teacher)
         pool.register("optimizer", self._optimizer.adamw)
         if self._optimizer.separate_masters:
             pool.register("optimizer", torch.nn.ParameterList(self._optimizer.separate_masters))
@@ -213,7 +223,7 @@ def _check_config(setup: EngineSetup) -> None:
 
 
 def _check_requires(algorithm: Algorithm, setup: EngineSetup) -> None:
-    for name in ("reference_policy", "old_policy", "ema"):
+    for name in ("reference_policy", "old_policy", "ema", "teacher"):
         if getattr(algorithm.requires, name) and not getattr(setup.requires, name):
             raise CapabilityError(
                 f"algorithm '{algorithm.name}' requires {name}, but the train engine was built without it",
