@@ -38,6 +38,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm)
     _check_teachers(config, algorithm, options)
+    _check_correction(config, algorithm)
     _check_guidance(config, model)
     _check_step_kind(config, algorithm, options)
 
@@ -93,6 +94,28 @@ def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
         )
 
 
+def _check_correction(config: RunConfig, algorithm: PluginSpec) -> None:
+    correction = config.rollout_correction
+    if correction.mode == "off":
+        if correction.importance != "off" or correction.reject:
+            raise ConfigError(
+                "rollout_correction has settings, but rollout_correction.mode=off ignores them",
+                remedy="set rollout_correction.mode",
+                choices=("decoupled", "bypass"),
+            )
+    elif not algorithm.capabilities.get("needs_log_probs"):
+        raise CapabilityError(
+            f"rollout_correction.mode={correction.mode}: algorithm '{algorithm.name}' takes no ratios to correct",
+            remedy="set rollout_correction.mode=off",
+        )
+    if correction.mode == "bypass" and correction.importance != "off":
+        raise ConfigError(
+            f"rollout_correction.importance={correction.importance}: mode 'bypass' takes ratios against the rollout "
+            "itself, so there is nothing left to weigh",
+            remedy="set rollout_correction.importance=off, or mode=decoupled",
+        )
+
+
 def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:
     """Teachers must be there where the algorithm distils, and only there."""
     model = config.model
@@ -105,7 +128,7 @@ def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> N
         )
     if model.teachers and not needed:
         raise ConfigError(
-            f"model.teachers is set ({", ".join(sorted(model.teachers))}), but algorithm '{algorithm.name}' ignores it",
+            f"model.teachers is set ({', '.join(sorted(model.teachers))}); algorithm '{algorithm.name}' ignores it",
             remedy="remove model.teachers, set algorithm.distill_coef, or use algorithm.name=diffusion_opd",
         )
     if len(model.teachers) > 1 and not model.teacher_field:

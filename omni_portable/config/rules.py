@@ -77,6 +77,8 @@ RANGES: Mapping[str, Range] = {
     "trainer.validation_samples": COUNT,
     "trainer.validation_images": AT_LEAST_0,
     "consistency.max_logprob_gap": AT_LEAST_0,
+    "rollout_correction.threshold": POSITIVE,
+    "rollout_correction.lower": AT_LEAST_0,
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -85,6 +87,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "trainer.mode": ("sync",),
     "trainer.progress": ("auto", "rich", "plain", "off"),
     "consistency.measure": ("first_mini_batch", "full", "off"),
+    "rollout_correction.mode": ("off", "decoupled", "bypass"),
+    "rollout_correction.importance": ("off", "step", "trajectory"),
 }
 
 ATTENTION_COMPONENTS = ("transformer", "text_encoder", "vae", "language_model")

@@ -219,6 +219,24 @@ class ConsistencyConfig:
 
 
 @dataclass
+class RolloutCorrectionConfig:
+    mode: str = "off"
+    """'off': ratios are taken against the rollout's log-probs as they are; 'decoupled': the actor scores the rollout
+    again, ratios are taken against that, and what the two engines differ by is corrected as below; 'bypass': as 'off',
+    and the differences are only measured, and rejected where they leave their bounds."""
+    importance: str = "off"
+    """Weights exp(actor - rollout): 'off', per 'step', or per 'trajectory' (sum over its stored steps)."""
+    threshold: float = 2.0
+    """Weights are truncated at this."""
+    lower: float = 0.0
+    """Above 0: weights outside [lower, threshold] become 0 instead."""
+    normalize: bool = False
+    """Divide the weights by their mean over the rollout."""
+    reject: dict[str, str] = field(default_factory=dict)
+    """Statistic of a sample -> bounds beyond which it is not trained on, e.g. {mean_k3: '0.01', mean_k1: 0.5_2}."""
+
+
+@dataclass
 class RunConfig:
     """One run. `algorithm` is {name: NAME, ...options of the algorithm}."""
 
@@ -236,3 +254,4 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)

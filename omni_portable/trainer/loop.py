@@ -19,6 +19,7 @@ from omni_portable.data.prompts import PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState
 from omni_portable.trainer.consistency import check_gap, logprob_metrics, stack_log_probs
+from omni_portable.trainer.correction import correct_batch
 from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
 from omni_portable.trainer.progress import Progress
 from omni_portable.trainer.requests import make_requests, round_seed
@@ -125,7 +126,11 @@ class Loop:
         metrics: dict[str, float] = {}
         if comparable and step == self.start_step + 1 == 1 and consistency.batch_shapes:
             metrics |= batch_shape_gaps(self.actor, batch, consistency.batch_shapes)
-        full = self.actor.log_probs(batch) if comparable and consistency.measure == "full" else None
+        correcting = self.config.rollout_correction.mode != "off"
+        full = self.actor.log_probs(batch) if correcting or (comparable and consistency.measure == "full") else None
+        if correcting and full is not None:
+            batch, corrected = correct_batch(batch, full, self.config.rollout_correction)
+            metrics |= corrected
         outcome = self.update.run(batch)
         if algorithm.requires.old_policy and (decay := algorithm.old_policy_decay(step)) is not None:
             self.actor.update_old_policy(decay)
