@@ -21,7 +21,7 @@ LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Correction:
-    """What the correction found for N samples of W steps.
+    """What the correction found for N samples of W steps (or tokens).
 
     Args:
         weights: (N, W) fp32 factors of each row's loss, detached.
@@ -34,25 +34,43 @@ class Correction:
     metrics: dict[str, float]
 
 
-def correct(actor: torch.Tensor, rollout: torch.Tensor, config: RolloutCorrectionConfig) -> Correction:
-    """Weights and rejections from log-probs (N, W) fp32 of the same steps under the actor and the rollout engine."""
-    q = (actor - rollout).detach().double()
-    weights = importance_weights(q, config).float()
+def correct(
+    actor: torch.Tensor,
+    rollout: torch.Tensor,
+    config: RolloutCorrectionConfig,
+    mask: torch.Tensor | None = None,
+) -> Correction:
+    """Weights and rejections from log-probs (N, W) fp32 of the same steps under the actor and the rollout engine.
+
+    Args:
+        mask: (N, W) bool, False where a response has ended: what stands there counts nowhere, and its weight is 0. None
+            takes every step.
+    """
+    mask = torch.ones_like(rollout, dtype=torch.bool) if mask is None else mask
+    q = torch.where(mask, actor - rollout, 0.0).detach().double()
+    weights = importance_weights(q, config, mask).float()
     kept = torch.ones(len(q), dtype=torch.bool)
-    metrics = _weight_metrics(weights)
+    metrics = _weight_metrics(weights[mask])
     for name, text in sorted(config.reject.items()):
-        inside = within_bounds(q, name, text)
+        inside = within_bounds(q, name, text, mask)
         metrics[f"rollout_corr/rejected/{name}"] = (~inside).double().mean().item()
         kept &= inside
     metrics["rollout_corr/rejected"] = (~kept).double().mean().item()
     return Correction(weights, kept, metrics)
 
 
-def importance_weights(q: torch.Tensor, config: RolloutCorrectionConfig) -> torch.Tensor:
+def importance_weights(
+    q: torch.Tensor, config: RolloutCorrectionConfig, mask: torch.Tensor | None = None
+) -> torch.Tensor:
     """(N, W) exp(q) per step, or exp(sum q) of the trajectory at each of its steps; truncated from above at
-    `threshold` (and at `lower` from below, where rows are set to 0 instead); 'off' gives ones."""
+    `threshold` (and at `lower` from below, where rows are set to 0 instead); 'off' gives ones.
+
+    Args:
+        q: 0 where the mask is False; there the weights are 0.
+    """
+    inside = torch.ones_like(q) if mask is None else mask.to(q.dtype)
     if config.importance == "off":
-        return torch.ones_like(q)
+        return inside
     log_weight = q if config.importance == "step" else q.sum(dim=1, keepdim=True).expand_as(q)
     weights = log_weight.clamp(-LIMIT, LIMIT).exp()
     if config.lower > 0.0:
@@ -61,13 +79,15 @@ def importance_weights(q: torch.Tensor, config: RolloutCorrectionConfig) -> torc
         )
     else:
         weights = weights.clamp(max=config.threshold)
-    return weights / weights.mean() if config.normalize and bool(weights.any()) else weights
+    weights = weights * inside
+    return weights / (weights.sum() / inside.sum()) if config.normalize and bool(weights.any()) else weights
 
 
-def within_bounds(q: torch.Tensor, statistic: str, text: str) -> torch.Tensor:
+def within_bounds(q: torch.Tensor, statistic: str, text: str, mask: torch.Tensor | None = None) -> torch.Tensor:
     """(N,) bool: the sample's statistic lies within its bounds.
 
     Args:
+        q: (N, W), 0 where the mask is False.
         statistic: 'LEVEL_KIND' with LEVEL 'mean', 'sum' or 'max' over the steps and KIND 'k1' (q itself, bounds on
             exp(q) as 'LOW_HIGH' or 'HIGH' for [1/HIGH, HIGH]), 'k2' (q^2 / 2) or 'k3' (exp(q) - 1 - q), bounds 'HIGH'.
 
@@ -78,7 +98,9 @@ def within_bounds(q: torch.Tensor, statistic: str, text: str) -> torch.Tensor:
     values = {"k1": q, "k2": 0.5 * q**2, "k3": torch.expm1(q.clamp(-LIMIT, LIMIT)) - q}.get(kind)
     if values is None or level not in ("mean", "sum", "max") or (level == "max" and kind == "k1"):
         raise ConfigError(f"rollout_correction.reject names '{statistic}'", choices=STATISTICS)
-    reduced = values.amax(dim=1) if level == "max" else getattr(values, level)(dim=1)
+    counts = q.shape[1] if mask is None else mask.sum(dim=1)
+    sums = values.sum(dim=1)
+    reduced = {"max": values.amax(dim=1), "sum": sums, "mean": sums / counts}[level]
     low, high = _bounds(statistic, kind, text)
     return (reduced >= low) & (reduced <= high)
 

@@ -15,13 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_portable.config.convert import Source
+from omni_portable.config.kinds import ALGORITHM_KINDS
 from omni_portable.config.plugins import plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
-
-ALGORITHM_KINDS = {"diffusion": "diffusion", "token": "autoregressive"}
-"""Kind of algorithm -> kind of model that it trains."""
 
 
 def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: Source) -> None:
@@ -39,6 +37,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_lora(config, algorithm)
     _check_teachers(config, algorithm, options)
     _check_correction(config, algorithm)
+    _check_temperature(config, algorithm)
     _check_guidance(config, model)
     _check_step_kind(config, algorithm, options)
 
@@ -113,6 +112,16 @@ def _check_correction(config: RunConfig, algorithm: PluginSpec) -> None:
             f"rollout_correction.importance={correction.importance}: mode 'bypass' takes ratios against the rollout "
             "itself, so there is nothing left to weigh",
             remedy="set rollout_correction.importance=off, or mode=decoupled",
+        )
+
+
+def _check_temperature(config: RunConfig, algorithm: PluginSpec) -> None:
+    """Samples of one prompt that are all alike teach nothing."""
+    if algorithm.capabilities.get("kind") == "token" and config.rollout.temperature == 0 and not config.data.targets:
+        raise CapabilityError(
+            f"rollout.temperature=0: every response to a prompt would be the same, and algorithm '{algorithm.name}' "
+            "learns from their differences",
+            remedy="set rollout.temperature=1; validation has its own, rollout.validation_temperature",
         )
 
 

@@ -54,7 +54,8 @@ class ModelConfig:
     family: str = "???"
     """Model family (an entry point of omni_portable.models)."""
     path: str = "???"
-    """Folder in diffusers / transformers format, or 'builtin:NAME' for a packaged model."""
+    """Folder in diffusers / transformers format, the hub's id of a model that was downloaded, 'builtin:NAME' for a
+    packaged model, or 'tiny:FAMILY' for one with random weights."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the family."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -86,6 +87,18 @@ class RolloutConfig:
     """Classifier-free guidance; 1 turns it off (one forward per step)."""
     negative_prompt: str = ""
     """Prompt that guidance moves away from, for every sample; needs a rollout.guidance_scale other than 1."""
+    max_new_tokens: int = 256
+    """Tokens of a response at most, end token included (models that write tokens)."""
+    temperature: float = 1.0
+    """What logits are divided by, for tokens; 0 always takes the most likely one."""
+    top_p: float = 1.0
+    """Likeliest tokens that are sampled from, by their total probability; 1 keeps all. Log-probs are untruncated."""
+    top_k: int = 0
+    """Likeliest tokens that are sampled from, by their number; 0 keeps all."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a response, beside the model's own end tokens."""
+    validation_temperature: float = 0.0
+    """As `temperature`, for validation."""
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
     sleep_level: int = 0
@@ -139,6 +152,38 @@ class RewardConfig:
 
 
 @dataclass
+class MediaConfig:
+    modality: str = "???"
+    """'image', 'video' or 'audio'; the sound of a video file may be read as audio."""
+    field: str = ""
+    """Field of a prompt row that holds it; empty means its name. 'images.0' is the first of a list."""
+    optional: bool = False
+    """Rows may leave it empty; their requests then go without it."""
+    height: int = 0
+    """Pixels that pictures and frames are brought to, together with `width`; 0 keeps them as they are."""
+    width: int = 0
+    """As `height`."""
+    resize: str = "pad"
+    """How: 'pad' shows all of it on white, 'crop' fills the size and cuts what stands out, 'stretch' distorts it."""
+    fps: float = 0.0
+    """Frames per second taken of a video (the nearest ones); 0 takes all frames."""
+    max_frames: int = 0
+    """Frames of a video at most, evenly spread where there are more; 0 sets no limit."""
+    sample_rate: int = 0
+    """Hz that sound is brought to; 0 keeps its own."""
+    max_seconds: float = 0.0
+    """Length at which sound is cut off; 0 sets no limit."""
+
+
+@dataclass
+class TargetConfig:
+    fields: list[str] = field(default_factory=list)
+    """Fields of a prompt row that hold the medium, one per sample: a single one to imitate, or chosen and rejected."""
+    resize: str = "none"
+    """'none' refuses pictures and frames of another size than the rollout's, or as in `data.media`."""
+
+
+@dataclass
 class DataConfig:
     train: str = "???"
     """Prompts: a .txt, .jsonl or .parquet file, or 'builtin:NAME' for a packaged set (its training split)."""
@@ -148,6 +193,10 @@ class DataConfig:
     """Field that holds the prompt."""
     fields: list[str] = field(default_factory=list)
     """Further fields every row must have, besides those that the scorers declare."""
+    media: dict[str, MediaConfig] = field(default_factory=dict)
+    """Name -> input media of every prompt, in the order in which the model is shown them."""
+    targets: dict[str, TargetConfig] = field(default_factory=dict)
+    """Artifact of the model -> where training prompts hold it, for engines that take samples from the dataset."""
     train_batch_size: int = 12
     """Prompts per rollout."""
     shuffle: bool = True

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from omni_portable.contracts.rollout import SamplingPlan, Schedule, Trajectory
+from omni_portable.contracts.rollout import SamplingPlan, Schedule
 
 if TYPE_CHECKING:
     import torch
+
+    from omni_portable.contracts.tokens import AnyTrajectory
 
 Policy = Literal["current", "reference", "old", "ema", "teacher"]
 RowKind = Literal["transitions", "noised"]
@@ -186,17 +188,17 @@ class TrainBatch:
     """Samples for one optimizer step: trajectories with one advantage each, in a fixed order.
 
     Args:
-        trajectories: N trajectories of equal latent shape and W.
+        trajectories: N trajectories, all of one kind; those of diffusion have equal latent shapes and W.
         advantages: (N,) fp32.
         weights: (N,) fp32, 0 for samples that were rejected (None: all 1).
-        old_log_probs: (N, W) fp32; None means the rollout's own log-probs.
+        old_log_probs: (N, W) fp32; None means the rollout's own log-probs. W is the longest response for tokens.
         importance_weights: (N, W) fp32 rollout-correction weights, or None.
         noise_keys: one per sample, for noised rows (see :class:`Selection`).
         seed: of the round, for noised rows.
         unit: samples that must stay in one micro-batch.
     """
 
-    trajectories: list[Trajectory]
+    trajectories: Sequence[AnyTrajectory]
     advantages: torch.Tensor
     weights: torch.Tensor | None = None
     old_log_probs: torch.Tensor | None = None

@@ -16,6 +16,8 @@ from omni_portable.contracts.weights import WeightStream
 if TYPE_CHECKING:
     import torch
 
+    from omni_portable.contracts.tokens import AnyTrajectory
+
 StepKind = Literal["ode", "sde", "cps", "dance_sde"]
 Conditioning = dict[str, "torch.Tensor"]
 """Named tensors a model needs beside latents and sigma; no batch dimension for one prompt, a leading B for a batch."""
@@ -107,6 +109,7 @@ class RolloutRequest:
         guidance_scale: 1 means no classifier-free guidance (one forward per step).
         metadata: fields of the prompt row that rewards may ask for (e.g. 'ground_truth').
         media: named input media (image to edit, first frame, ...).
+        target: named media that a dataset gives in place of a sample; empty where the sample is to be drawn.
     """
 
     request_id: str
@@ -125,6 +128,7 @@ class RolloutRequest:
     media: Mapping[str, MediaArtifact] = field(default_factory=dict)
     num_frames: int = 1
     frame_rate: float = 0.0
+    target: Mapping[str, MediaArtifact] = field(default_factory=dict)
 
     @property
     def extent(self) -> Extent:
@@ -188,7 +192,7 @@ class Trajectory:
 class RolloutResult:
     """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and the aborted."""
 
-    trajectories: list[Trajectory]
+    trajectories: Sequence[AnyTrajectory]
     aborted: tuple[str, ...] = ()
 
 
@@ -212,8 +216,9 @@ class RolloutEngine(Protocol):
 
     name: str
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> RolloutResult:
-        """Run the requests, packing up to max_num_seqs of equal shape into one forward; order is kept."""
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        """Run the requests (:class:`RolloutRequest` or `tokens.TokenRequest`, as the engine's kind of model asks for),
+        packing up to max_num_seqs of equal shape into one forward; order is kept."""
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:

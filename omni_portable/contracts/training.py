@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from omni_portable.contracts.algorithm import Algorithm, Policy, TrainBatch
+from omni_portable.contracts.algorithm import Policy, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.weights import WeightStream
 
 if TYPE_CHECKING:
     import torch
+
+    from omni_portable.contracts.tokens import AnyAlgorithm
 
 __all__ = ["Policy", "StepResult", "TrainEngine"]
 
@@ -25,7 +27,7 @@ class StepResult:
     Args:
         metrics: scalar metrics ('actor/...'), reduced over all rows of the mini-batch.
         log_probs: (N, W) fp32, detached, as recomputed with the weights before this step, in sample order; NaN for
-            noised rows.
+            noised rows and after the end of a response.
     """
 
     metrics: dict[str, float]
@@ -37,10 +39,11 @@ class TrainEngine(Protocol):
     name: str
 
     def log_probs(self, batch: TrainBatch, policy: Policy = "current") -> torch.Tensor:
-        """(N, W) fp32 log-probs of the stored transitions, no gradient, in the micro-batches that training uses."""
+        """(N, W) fp32 log-probs of the stored transitions, no gradient, in the micro-batches that training uses; of
+        responses, W is the longest and NaN stands where others have ended."""
         ...
 
-    def train_step(self, batch: TrainBatch, algorithm: Algorithm) -> StepResult:
+    def train_step(self, batch: TrainBatch, algorithm: AnyAlgorithm) -> StepResult:
         """One optimizer step over the whole batch, accumulated over micro-batches.
 
         Raises:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from omni_portable.config.paths import user_path
 from omni_portable.config.schema import LoraConfig
 from omni_portable.contracts.errors import ConfigError, ModelError
-from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.weights import LoraInfo
 from omni_portable.models.loading import read_json
 from omni_portable.models.lora import inject_lora, lora_named_tensors
+from omni_portable.models.setup import PolicyAdapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -23,7 +23,7 @@ SHOWN = 3
 """Names shown of each side where they do not match."""
 
 
-def inject_configured_lora(adapter: DiffusionAdapter, config: LoraConfig, seed: int) -> LoraInfo | None:
+def inject_configured_lora(adapter: PolicyAdapter, config: LoraConfig, seed: int) -> LoraInfo | None:
     """Inject what a recipe's `model.lora` asks for; defaults are the family's published targets and alpha = 2 x rank.
 
     Returns:

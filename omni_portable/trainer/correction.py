@@ -24,7 +24,8 @@ def correct_batch(
     Raises:
         ConsistencyError: every sample was rejected.
     """
-    found = correct(actor, stack_log_probs(batch.trajectories), config)
+    rollout = stack_log_probs(batch.trajectories)
+    found = correct(actor, rollout, config, ~rollout.isnan())
     if not bool(found.kept.any()):
         raise ConsistencyError(
             "rollout_correction.reject rejects every sample of this rollout",

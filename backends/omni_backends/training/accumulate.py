@@ -8,19 +8,27 @@ how many processes hold the samples (each passes the total over all of them).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 
-from omni_backends.training.micro import Forward, MicroBatch, Scored
+from omni_backends.training.micro import Forward, MicroBatch
 from omni_backends.training.rows import RowLog
-from omni_portable.contracts.algorithm import Algorithm, LossRows, Policy, Rows
-from omni_portable.contracts.model import DiffusionAdapter
+from omni_portable.contracts.algorithm import LossRows, Policy
+
+
+class RowLoss(Protocol):
+    """What is asked of an algorithm here, whatever its rows are."""
+
+    name: str
+
+    def loss(self, replay: Any, rows: Any) -> LossRows: ...
 
 
 def accumulate(
-    adapter: DiffusionAdapter,
+    adapter: Any,
     micros: Iterable[MicroBatch],
-    algorithm: Algorithm,
+    algorithm: RowLoss,
     *,
     total_weight: float,
     others: Mapping[Policy, Forward],
@@ -29,8 +37,10 @@ def accumulate(
     """Run forward and backward for every (micro-batch, row number); gradients add up in the parameters.
 
     Args:
+        adapter: of the kind that the micro-batches run.
         micros: micro-batches in sample order.
-        total_weight: sum of the sample weights of the whole mini-batch, over all processes.
+        total_weight: denominator of the whole mini-batch's loss, over all processes: the sum of the sample weights, or
+            what a token algorithm's aggregation divides by.
         others: policy that the algorithm requires -> its forward, which is run without gradient.
         gradient_norm: scalar norm of the gradients so far; a norm that is not finite is traced to its micro-batch.
 
@@ -46,18 +56,17 @@ def accumulate(
 
 
 def _backward(
-    adapter: DiffusionAdapter,
+    adapter: Any,
     micro: MicroBatch,
     step: int,
-    algorithm: Algorithm,
+    algorithm: RowLoss,
     total_weight: float,
     others: Mapping[Policy, Forward],
     log: RowLog,
 ) -> torch.Tensor:
-    """One forward, and one backward unless every row has weight 0; returns the detached (B,) log-probs."""
+    """One forward, and one backward unless every row has weight 0; returns the detached log-probs."""
     trained = bool(micro.common.trained.any())
-    beside: dict[str, Scored] = {}
-    beside = {}
+    beside: dict[str, Any] = {}
     if trained:
         with torch.no_grad():
             beside = {policy: forward(micro, step) for policy, forward in others.items()}
@@ -69,10 +78,10 @@ def _backward(
         _check_rows(algorithm.name, result, rows)
         ((result.loss * rows.weight).sum() / (total_weight * micro.num_steps)).backward()
         log.add_rows(result, rows)
-    return scored.log_prob.detach()
+    return micro.recorded(scored)
 
 
-def _check_rows(name: str, result: LossRows, rows: Rows) -> None:
+def _check_rows(name: str, result: LossRows, rows: Any) -> None:
     shape = rows.weight.shape
     for what, tensor in (("loss", result.loss), *result.metrics.items()):
         if tensor.shape != shape:

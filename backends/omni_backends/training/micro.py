@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
-from omni_portable.contracts.algorithm import Denoising, Replay, Rows, TrainBatch
+from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, DataError
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import Conditioning, Trajectory
+from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.models.policy import split_conditioning
+
+
+AnyT = TypeVar("AnyT", bound=AnyTrajectory)
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Common:
     weights: torch.Tensor
     trained: torch.Tensor
     unit: torch.Tensor
-    conditioning: Conditioning
-    negative: Conditioning | None
+    conditioning: Conditioning = field(default_factory=dict)
+    negative: Conditioning | None = None
 
     def kept(self, device: torch.device) -> torch.Tensor | None:
         """Positions of the rows that are trained on; None where all are."""
@@ -76,11 +81,16 @@ class MicroBatch(ABC):
         """W, the training rows of each sample."""
 
     @abstractmethod
-    def forward(self, adapter: DiffusionAdapter, step: int) -> Scored:
-        """Run row `step` (0..W-1) of every sample under the adapter's present weights."""
+    def forward(self, adapter: Any, step: int) -> Any:
+        """Run row `step` (0..W-1) of every sample under the adapter's present weights; has a `log_prob`."""
+
+    def recorded(self, scored: Any) -> torch.Tensor:
+        """(B,) or (B, several) detached log-probs of one forward, for the step's record."""
+        log_probs: torch.Tensor = scored.log_prob
+        return log_probs.detach()
 
     @abstractmethod
-    def loss_inputs(self, step: int, scored: Scored, others: Mapping[str, Scored]) -> tuple[Replay | Denoising, Rows]:
+    def loss_inputs(self, step: int, scored: Any, others: Mapping[str, Any]) -> tuple[Any, Any]:
         """What the algorithm sees of one (micro-batch, row number): the R <= B rows with a weight above 0.
 
         Rows of weight 0 are left out rather than multiplied by it, so that a value in them that is not finite, or a
@@ -91,7 +101,7 @@ class MicroBatch(ABC):
         """
 
 
-Forward = Callable[[MicroBatch, int], Scored]
+Forward = Callable[[MicroBatch, int], Any]
 """Runs one row number of a micro-batch under some policy, without gradient."""
 
 
@@ -99,7 +109,7 @@ def pack_common(
     adapter: DiffusionAdapter, batch: TrainBatch, weights: torch.Tensor, part: slice, device: torch.device
 ) -> Common:
     """The part of a batch that does not depend on what its rows are."""
-    trajectories = batch.trajectories[part]
+    trajectories = denoised(batch.trajectories[part])
     positive, negative = _collate(adapter, trajectories, device)
     return Common(
         first=part.start,
@@ -154,7 +164,15 @@ def sample_weights(batch: TrainBatch) -> torch.Tensor:
     return weights
 
 
-def check_equal(trajectories: Sequence[Trajectory], facts: Callable[[Trajectory], Mapping[str, object]]) -> None:
+def denoised(trajectories: Sequence[AnyTrajectory]) -> list[Trajectory]:
+    """Trajectories of a diffusion model; `ConsistencyError` where one is a token sequence."""
+    kept = [trajectory for trajectory in trajectories if isinstance(trajectory, Trajectory)]
+    if len(kept) != len(trajectories):
+        raise ConsistencyError("a diffusion model was given token sequences to train on")
+    return kept
+
+
+def check_equal(trajectories: Sequence[AnyT], facts: Callable[[AnyT], Mapping[str, object]]) -> None:
     """Every trajectory of a micro-batch must agree with the first on the named facts (`ConsistencyError`)."""
     lead = trajectories[0]
     expected = facts(lead)

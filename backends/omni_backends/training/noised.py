@@ -17,6 +17,7 @@ from omni_backends.training.micro import (
     Scored,
     check_equal,
     check_shape,
+    denoised,
     pack_common,
     parts,
     sample_weights,
@@ -105,14 +106,15 @@ def noised_batches(
     keys = list(batch.noise_keys) or [t.request.request_id for t in batch.trajectories]
     if len(keys) != len(batch.trajectories):
         raise DataError(f"{len(keys)} noise keys for {len(batch.trajectories)} samples")
-    schedule = batch.trajectories[0].request.schedule
+    samples = denoised(batch.trajectories)
+    schedule = samples[0].request.schedule
     levels = algorithm.noise_levels(schedule, keys, batch.seed)
     check_shape("noise levels", levels, (len(keys), levels.shape[-1]))
     if not bool(((levels > 0) & (levels <= 1)).all()):
         raise DataError(f"algorithm '{algorithm.name}' asked for noise levels outside (0, 1]")
-    streams = adapter.latent_streams(batch.trajectories[0].request.extent)
+    streams = adapter.latent_streams(samples[0].request.extent)
     for part in slices:
-        trajectories = batch.trajectories[part]
+        trajectories = samples[part]
         check_equal(
             trajectories,
             lambda t: {"schedule": t.request.schedule.fingerprint, "latent shape": tuple(t.final_latents.shape)},

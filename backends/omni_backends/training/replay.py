@@ -17,6 +17,7 @@ from omni_backends.training.micro import (
     Scored,
     check_equal,
     check_shape,
+    denoised,
     pack_common,
     parts,
     sample_weights,
@@ -107,15 +108,16 @@ def stored_steps(batch: TrainBatch) -> int:
     """
     if not batch.trajectories:
         raise DataError("the train engine was given a batch without trajectories")
-    lead = batch.trajectories[0]
-    for trajectory in batch.trajectories:
+    trajectories = denoised(batch.trajectories)
+    lead = trajectories[0]
+    for trajectory in trajectories:
         if trajectory.latents.shape != lead.latents.shape or trajectory.next_latents.shape != lead.latents.shape:
             raise ConsistencyError(
                 f"request '{trajectory.request.request_id}' stored latents {tuple(trajectory.latents.shape)} and next "
                 f"latents {tuple(trajectory.next_latents.shape)}, request '{lead.request.request_id}' "
                 f"{tuple(lead.latents.shape)}; a train batch needs one shape"
             )
-    count, steps = len(batch.trajectories), lead.step_indices.shape[0]
+    count, steps = len(trajectories), lead.step_indices.shape[0]
     if steps == 0:
         raise CapabilityError(
             f"request '{lead.request.request_id}' stored no transitions, which this algorithm replays",
@@ -141,7 +143,7 @@ def transition_batches(
 def _pack(
     adapter: DiffusionAdapter, batch: TrainBatch, weights: torch.Tensor, part: slice, device: torch.device
 ) -> TransitionBatch:
-    trajectories = batch.trajectories[part]
+    trajectories = denoised(batch.trajectories[part])
     request = trajectories[0].request
     check_equal(trajectories, _facts)
     old = _stack(trajectories, "log_probs") if batch.old_log_probs is None else batch.old_log_probs[part].T

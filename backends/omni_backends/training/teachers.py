@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
-from omni_backends.training.micro import MicroBatch, Scored
+from omni_backends.training.micro import MicroBatch
 from omni_portable.config.loader import resolve_model_path
 from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import CapabilityError, DataError
@@ -43,7 +44,7 @@ class Teachers:
         self._field = model.teacher_field
         self._adapters = {name: _load(setup, name) for name in model.teachers}
 
-    def forward(self, micro: MicroBatch, step: int) -> Scored:
+    def forward(self, micro: MicroBatch, step: int) -> Any:
         """Each row under its own teacher, no gradient; every teacher that is needed sees the whole micro-batch.
 
         Raises:
@@ -84,10 +85,11 @@ def _load(setup: EngineSetup, name: str) -> DiffusionAdapter:
     return adapter
 
 
-def _by_row(scored: list[Scored]) -> Scored:
-    """Row i of the i-th result."""
+def _by_row(scored: list[Any]) -> Any:
+    """Row i of the i-th result, field by field; a field that is None stays so."""
 
-    def pick(name: str) -> torch.Tensor:
-        return torch.stack([getattr(one, name)[row] for row, one in enumerate(scored)])
+    def pick(name: str) -> torch.Tensor | None:
+        rows = [getattr(one, name) for one in scored]
+        return None if rows[0] is None else torch.stack([values[row] for row, values in enumerate(rows)])
 
-    return Scored(*(pick(name) for name in ("velocity", "log_prob", "mean", "std", "dt")))
+    return type(scored[0])(**{field.name: pick(field.name) for field in fields(scored[0])})

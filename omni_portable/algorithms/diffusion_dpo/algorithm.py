@@ -10,7 +10,7 @@ from omni_portable.algorithms.base import DiffusionAlgorithm, as_denoising, requ
 from omni_portable.algorithms.diffusion_dpo import DiffusionDPOOptions
 from omni_portable.algorithms.diffusion_losses.dpo import diffusion_dpo_loss
 from omni_portable.algorithms.noise_levels import draw_noise_levels
-from omni_portable.algorithms.pairs import best_worst_pairs
+from omni_portable.algorithms.pairs import preferred_pairs
 from omni_portable.contracts.algorithm import Denoising, LossRows, Replay, RowKind, Rows, Selection
 from omni_portable.contracts.rollout import Schedule
 
@@ -27,14 +27,7 @@ class DiffusionDPO(DiffusionAlgorithm):
 
     def select(self, rewards: torch.Tensor, groups: Sequence[str]) -> Selection:
         """Best and worst of every group, adjacent; groups without a preference are left out (`keep_ties`)."""
-        scores = rewards.tolist()
-        pairs = best_worst_pairs(groups, scores)
-        kept = [
-            index
-            for best, worst in zip(pairs[0::2], pairs[1::2], strict=True)
-            if self.options.keep_ties or scores[best] > scores[worst]
-            for index in (best, worst)
-        ]
+        kept = preferred_pairs(groups, rewards.tolist(), self.options.keep_ties)
         return Selection(kept, [groups[index] for index in kept], unit=2)
 
     def noise_levels(self, schedule: Schedule, keys: Sequence[str], seed: int) -> torch.Tensor:

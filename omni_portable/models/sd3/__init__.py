@@ -28,5 +28,11 @@ SPEC = PluginSpec(
     summary="Stable Diffusion 3 / 3.5: text to image, flow matching, two CLIPs and an optional T5",
     target="omni_portable.models.sd3.adapter:SD3Adapter",
     options=SD3Options,
-    capabilities={"kinds": ("diffusion",), "artifacts": {"image": "image"}, "inputs": (), "guidance": True},
+    capabilities={
+        "kinds": ("diffusion",),
+        "artifacts": {"image": "image"},
+        "inputs": (),
+        "guidance": True,
+        "tiny": "omni_portable.models.sd3.tiny:build_tiny_sd3",
+    },
 )
