@@ -29,3 +29,14 @@ def best_worst_pairs(groups: Sequence[Hashable], scores: Sequence[float]) -> lis
             ranked = sorted(members, key=lambda index: -scores[index])
             pairs += [ranked[0], ranked[-1]]
     return pairs
+
+
+def preferred_pairs(groups: Sequence[Hashable], scores: Sequence[float], keep_ties: bool) -> list[int]:
+    """:func:`best_worst_pairs` without those that prefer nothing, unless ties are kept."""
+    pairs = best_worst_pairs(groups, scores)
+    return [
+        index
+        for best, worst in zip(pairs[0::2], pairs[1::2], strict=True)
+        if keep_ties or scores[best] > scores[worst]
+        for index in (best, worst)
+    ]

@@ -10,18 +10,25 @@ from omni_portable.contracts.rollout import SamplingPlan, Schedule, StepKind
 from omni_portable.samplers import windows
 
 StochasticKind = Literal["sde", "cps", "dance_sde"]
-WindowMode = Literal["all", "fixed", "random", "subset"]
+WindowMode = Literal["all", "fixed", "random", "subset", "progressive"]
 
 
 def choose_steps(
-    num_steps: int, mode: WindowMode, size: int, window_range: Sequence[int], stochastic_steps: Sequence[int], seed: int
+    num_steps: int,
+    mode: WindowMode,
+    size: int,
+    window_range: Sequence[int],
+    stochastic_steps: Sequence[int],
+    seed: int,
+    moves: int = 0,
 ) -> tuple[int, ...]:
     """Stochastic steps of one rollout round.
 
     Args:
         num_steps: T of the schedule.
         mode: 'all' steps but the last; 'fixed' (`stochastic_steps`, or the first `size` steps of the range); 'random'
-            (`size` consecutive steps of the range) or 'subset' (`size` different ones), drawn from `seed`.
+            (`size` consecutive steps of the range) or 'subset' (`size` different ones), drawn from `seed`;
+            'progressive' (`size` consecutive steps, `moves` times `size` further on, at most up to the range's end).
         window_range: [low, high), or empty for [0, T - 1).
 
     Raises:
@@ -34,6 +41,9 @@ def choose_steps(
         return windows.fixed_steps(num_steps, stochastic_steps)
     if mode == "fixed":
         return windows.random_window(num_steps, size, low, low + size, seed)
+    if mode == "progressive":
+        start = min(low + moves * size, high - size)
+        return windows.random_window(num_steps, size, start, start + size, seed)
     draw = windows.random_window if mode == "random" else windows.random_subset
     return draw(num_steps, size, low, high, seed)
 
@@ -85,7 +95,7 @@ def check_window(mode: WindowMode, size: int, window_range: Sequence[int], stoch
                 f"window_size={size} and window_range={list(window_range)} are ignored by "
                 + ("an explicit stochastic_steps" if explicit else "window_mode=all"),
                 remedy="leave them out or choose another window_mode",
-                choices=("fixed", "random", "subset"),
+                choices=("fixed", "random", "subset", "progressive"),
             )
         return
     if size < 1:

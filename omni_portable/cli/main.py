@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from omni_portable.cli import conformance, doctor, plan, quickstart, recipes, report, train
+from omni_portable.cli import conformance, data, doctor, plan, quickstart, recipes, report, train
 from omni_portable.contracts.errors import OmniPortableError
 
 INTERRUPTED = 130
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 """Standard output goes to a reader that went away, or to a full disk."""
 
-COMMANDS = (train, quickstart, doctor, plan, report, conformance, recipes)
+COMMANDS = (train, quickstart, doctor, plan, report, conformance, data, recipes)
 """Modules with `add_parser(subparsers)`, which sets `handler(arguments) -> exit code`."""
 
 

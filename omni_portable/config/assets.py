@@ -1,15 +1,20 @@
-"""Files that come inside the package: the tiny models and prompt sets that recipes name as 'builtin:NAME'."""
+"""Where a recipe's models and prompt sets are: 'builtin:NAME' inside the package, 'tiny:NAME' built when it is first
+used, a folder, or the hub's id of a model that was downloaded before."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import omni_portable
 from omni_portable.config.convert import suggest
 from omni_portable.config.paths import user_path
-from omni_portable.contracts.errors import ConfigError
+from omni_portable.config.tiny import TINY, tiny_builder, tiny_folder
+from omni_portable.contracts.errors import ConfigError, ModelError
 
 BUILTIN = "builtin:"
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""ORGANISATION/MODEL, as the hub spells it."""
 
 
 def assets_root() -> Path:
@@ -31,14 +36,42 @@ def packaged(name: str) -> Path:
     return path
 
 
+def check_source(path: str) -> None:
+    """`ConfigError` where `path` names a packaged or a tiny model that does not exist; nothing is built or read."""
+    if path.startswith(BUILTIN):
+        packaged(path.removeprefix(BUILTIN))
+    elif path.startswith(TINY):
+        tiny_builder(path.removeprefix(TINY))
+
+
 def resolve_model_path(path: str) -> Path:
-    """A model's folder: 'builtin:NAME' is a packaged model, anything else a path ('~' is expanded).
+    """A model's folder: 'builtin:NAME' is a packaged model, 'tiny:NAME' one with random weights that is built offline,
+    'ORGANISATION/MODEL' a download in the hub's cache unless there is such a folder, anything else a path ('~' is
+    expanded). Nothing is downloaded.
 
     Whether the folder holds a model of the right family is the family's to say.
 
     Raises:
-        ConfigError: an unknown builtin name, or a path where nobody can look.
+        ConfigError: an unknown builtin or tiny name, or a path where nobody can look.
+        ModelError: an id of the hub that was not downloaded.
     """
     if path.startswith(BUILTIN):
         return packaged(path.removeprefix(BUILTIN))
-    return user_path(path, "model.path")
+    if path.startswith(TINY):
+        return tiny_folder(path.removeprefix(TINY))
+    folder = user_path(path, "model.path")
+    return _downloaded(path) if HUB_ID.fullmatch(path) and not folder.exists() else folder
+
+
+def _downloaded(hub_id: str) -> Path:
+    """The newest snapshot of a model in the hub's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ModelError(
+            f"model.path={hub_id}: there is no such folder, and no download of that name in the hub's cache",
+            remedy=f"download it with 'hf download {hub_id}', or set model.path to the model's folder",
+        ) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from omni_portable.config.convert import Source
 from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -16,6 +17,8 @@ class Batches:
 
     Args:
         prompts / samples_per_prompt / samples: of one rollout; samples is their product.
+        trained: samples of a rollout that are trained on (algorithms on pairs keep two per prompt).
+        unit: samples that stay together in every batch (2 for pairs, rollout.n where whole groups are compared).
         pack_size / packs: requests per rollout forward (at most), and packs per rollout.
         mini_batch_size / mini_batches: samples per optimizer step, and optimizer steps per pass over the rollout.
         micro_batch_size / micro_batches: samples per actor forward, and micro-batches per mini-batch.
@@ -27,6 +30,8 @@ class Batches:
     prompts: int
     samples_per_prompt: int
     samples: int
+    trained: int
+    unit: int
     pack_size: int
     packs: int
     mini_batch_size: int
@@ -45,22 +50,34 @@ class Batches:
 def resolve_batches(config: RunConfig) -> Batches:
     """Fill in the defaults (0 means: everything, or as the rollout packs) and count."""
     samples = config.data.train_batch_size * config.rollout.n
-    mini = config.actor.mini_batch_size or samples
+    trained, unit = trained_samples(config)
+    mini = config.actor.mini_batch_size or trained
     pack = min(config.rollout.max_num_seqs, samples)
     micro = min(config.actor.micro_batch_size or config.rollout.max_num_seqs, mini)
     return Batches(
         prompts=config.data.train_batch_size,
         samples_per_prompt=config.rollout.n,
         samples=samples,
+        trained=trained,
+        unit=unit,
         pack_size=pack,
         packs=math.ceil(samples / pack),
         mini_batch_size=mini,
-        mini_batches=math.ceil(samples / mini),
+        mini_batches=math.ceil(trained / mini),
         micro_batch_size=micro,
         micro_batches=math.ceil(mini / micro),
         epochs=config.actor.epochs,
-        aligned=micro == pack and (mini == samples or mini % pack == 0),
+        aligned=trained == samples and micro == pack and (mini == samples or mini % pack == 0),
     )
+
+
+def trained_samples(config: RunConfig) -> tuple[int, int]:
+    """Samples of a rollout that the algorithm trains on, at most, and how many of them belong together."""
+    name = config.algorithm.get("name")
+    capabilities = registry.spec("algorithm", name).capabilities if name in registry.names("algorithm") else {}
+    kept = int(capabilities.get("trained_per_group", config.rollout.n))
+    together = kept if "trained_per_group" in capabilities or capabilities.get("whole_groups") else 1
+    return config.data.train_batch_size * kept, together
 
 
 def check_batches(config: RunConfig, source: Source) -> None:
@@ -70,14 +87,16 @@ def check_batches(config: RunConfig, source: Source) -> None:
         ConfigError: says which sizes would do.
     """
     actor = config.actor
-    samples = config.data.train_batch_size * config.rollout.n
+    samples, unit = trained_samples(config)
     mini = actor.mini_batch_size
-    if mini and samples % mini:
+    if mini and (samples % mini or mini % unit):
+        whole = f" in whole units of {unit}" if unit > 1 else ""
         raise ConfigError(
-            f"{source.describe('actor.mini_batch_size', mini)}: {mini} does not divide the samples of a rollout, "
-            f"{samples} = data.train_batch_size {config.data.train_batch_size} x rollout.n {config.rollout.n}",
+            f"{source.describe('actor.mini_batch_size', mini)}: {mini} does not divide the samples trained on per "
+            f"rollout{whole}, {samples} = data.train_batch_size {config.data.train_batch_size} x "
+            f"{samples // config.data.train_batch_size}",
             remedy="use one of the sizes listed here, or 0 for all samples",
-            choices=[str(size) for size in nearby_divisors(samples, mini)],
+            choices=[str(size) for size in nearby_divisors(samples, mini) if size % unit == 0],
         )
     micro = actor.micro_batch_size
     if micro > (mini or samples):

@@ -3,7 +3,7 @@
 Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
 
 * model: 'kinds', 'artifacts', 'guidance'
-* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds'
+* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher'
 * train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds'
 * scorer: 'artifacts'
 """
@@ -15,13 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_portable.config.convert import Source
+from omni_portable.config.kinds import ALGORITHM_KINDS
 from omni_portable.config.plugins import plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
-
-ALGORITHM_KINDS = {"diffusion": "diffusion", "token": "autoregressive"}
-"""Kind of algorithm -> kind of model that it trains."""
 
 
 def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: Source) -> None:
@@ -37,6 +35,9 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_kinds(config, algorithm, model)
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm)
+    _check_teachers(config, algorithm, options)
+    _check_correction(config, algorithm)
+    _check_temperature(config, algorithm)
     _check_guidance(config, model)
     _check_step_kind(config, algorithm, options)
 
@@ -90,6 +91,63 @@ def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
             "which dropout makes different",
             remedy="set model.lora.dropout=0",
         )
+
+
+def _check_correction(config: RunConfig, algorithm: PluginSpec) -> None:
+    correction = config.rollout_correction
+    if correction.mode == "off":
+        if correction.importance != "off" or correction.reject:
+            raise ConfigError(
+                "rollout_correction has settings, but rollout_correction.mode=off ignores them",
+                remedy="set rollout_correction.mode",
+                choices=("decoupled", "bypass"),
+            )
+    elif not algorithm.capabilities.get("needs_log_probs"):
+        raise CapabilityError(
+            f"rollout_correction.mode={correction.mode}: algorithm '{algorithm.name}' takes no ratios to correct",
+            remedy="set rollout_correction.mode=off",
+        )
+    if correction.mode == "bypass" and correction.importance != "off":
+        raise ConfigError(
+            f"rollout_correction.importance={correction.importance}: mode 'bypass' takes ratios against the rollout "
+            "itself, so there is nothing left to weigh",
+            remedy="set rollout_correction.importance=off, or mode=decoupled",
+        )
+
+
+def _check_temperature(config: RunConfig, algorithm: PluginSpec) -> None:
+    """Samples of one prompt that are all alike teach nothing."""
+    if algorithm.capabilities.get("kind") == "token" and config.rollout.temperature == 0 and not config.data.targets:
+        raise CapabilityError(
+            f"rollout.temperature=0: every response to a prompt would be the same, and algorithm '{algorithm.name}' "
+            "learns from their differences",
+            remedy="set rollout.temperature=1; validation has its own, rollout.validation_temperature",
+        )
+
+
+def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:
+    """Teachers must be there where the algorithm distils, and only there."""
+    model = config.model
+    requires = getattr(options, "requires", None)
+    needed = bool(algorithm.capabilities.get("needs_teacher")) or bool(callable(requires) and requires().teacher)
+    if needed and not model.teachers:
+        raise CapabilityError(
+            f"algorithm '{algorithm.name}' distils from a teacher, but model.teachers is empty",
+            remedy="add model.teachers.NAME.path=FOLDER, or model.teachers.NAME.lora=FOLDER",
+        )
+    if model.teachers and not needed:
+        raise ConfigError(
+            f"model.teachers is set ({', '.join(sorted(model.teachers))}); algorithm '{algorithm.name}' ignores it",
+            remedy="remove model.teachers, set algorithm.distill_coef, or use algorithm.name=diffusion_opd",
+        )
+    if len(model.teachers) > 1 and not model.teacher_field:
+        raise ConfigError(
+            f"model.teachers names {len(model.teachers)} teachers, but model.teacher_field is empty",
+            remedy="set model.teacher_field to the prompt field that holds the teacher's name",
+        )
+    for name, teacher in model.teachers.items():
+        if not teacher.path and not teacher.lora:
+            raise ConfigError(f"model.teachers.{name} is the student itself", remedy="give it a path, a lora or both")
 
 
 def _check_guidance(config: RunConfig, model: PluginSpec) -> None:

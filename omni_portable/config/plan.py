@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_portable.config.batches import Batches, resolve_batches
+from omni_portable.config.kinds import trained_kind
 from omni_portable.config.plugins import algorithm_options
 from omni_portable.config.schema import RunConfig
 
@@ -21,8 +22,10 @@ def stochastic_steps(options: Any, num_steps: int) -> int | None:
 def plan_text(config: RunConfig) -> str:
     """Prompts x samples, packs, mini-batches, micro-batches, forwards and optimizer steps, a line each."""
     batches = resolve_batches(config)
-    trained = stochastic_steps(algorithm_options(config), config.rollout.num_steps)
-    lines = [*_rollout_lines(config, batches), *_actor_lines(config, batches, trained), *_run_lines(config, batches)]
+    tokens = trained_kind(config) == "autoregressive"
+    trained = 1 if tokens else stochastic_steps(algorithm_options(config), config.rollout.num_steps)
+    drawn = _response_lines(config, batches) if tokens else _rollout_lines(config, batches)
+    lines = [*drawn, *_actor_lines(config, batches, trained, tokens), *_run_lines(config, batches)]
     return "\n".join(lines)
 
 
@@ -37,15 +40,27 @@ def _rollout_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     ]
 
 
-def _actor_lines(config: RunConfig, batches: Batches, trained: int | None) -> Sequence[str]:
+def _response_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
+    most = config.rollout.max_new_tokens
+    return [
+        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} responses "
+        f"of up to {_several(most, 'token')}",
+        f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size}: a forward for each token of the longest "
+        f"response, and one to score the pack = up to {batches.packs * (most + 1)} forwards",
+    ]
+
+
+def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, tokens: bool) -> Sequence[str]:
     micro = batches.micro_batches * batches.mini_batches * batches.epochs
     forwards = f"{micro * trained} forward-backward passes" if trained else f"{micro} micro-batches"
     window = f" x {trained} stochastic steps" if trained else " x the algorithm's stochastic steps"
+    window = "" if tokens else window
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
     exact = "micro-batches equal the rollout's packs: with equal kernels on-policy ratios start at exactly 1"
     inexact = "micro-batches differ from the rollout's packs: on-policy ratios start near 1, the gap is measured"
-    what = f"LoRA of rank {config.model.lora.rank}" if config.model.lora.rank else "all weights of the transformer"
+    whole = "all weights" if tokens else "all weights of the transformer"
+    what = f"LoRA of rank {config.model.lora.rank}" if config.model.lora.rank else whole
     passes = "1 pass" if batches.epochs == 1 else f"{batches.epochs} passes"
     steps = _several(batches.optimizer_steps, "optimizer step")
     micro_batches = _several(batches.micro_batches, "micro-batch")

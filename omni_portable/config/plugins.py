@@ -9,6 +9,7 @@ from omni_portable.config.convert import Source, build, suggest
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.media import LAYOUTS
 from omni_portable.contracts.registry import PluginSpec
 
 RESERVED: Mapping[str, tuple[str, ...]] = {"algorithm": ("name",), "reward": ("kind", "weight")}
@@ -33,6 +34,11 @@ def plugin_spec(kind: str, name: str, key: str) -> PluginSpec:
             choices=known,
         )
     return registry.spec(kind, name)
+
+
+def declared_modality(kind: str, options: Any) -> str:
+    """The modality that a scorer's spec declares for an artifact: by its name, or by that of an option that says it."""
+    return kind if kind in LAYOUTS else str(getattr(options, kind, kind))
 
 
 def plugin_options(

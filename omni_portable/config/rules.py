@@ -48,7 +48,14 @@ RANGES: Mapping[str, Range] = {
     "rollout.num_steps": Range(low=1, high=10_000),
     "rollout.height": PIXELS,
     "rollout.width": PIXELS,
+    "rollout.num_frames": Range(low=1, high=100_000),
+    "rollout.frame_rate": Range(low=0, high=1000),
     "rollout.guidance_scale": AT_LEAST_0,
+    "rollout.max_new_tokens": COUNT,
+    "rollout.temperature": AT_LEAST_0,
+    "rollout.top_p": Range(low=0, high=1, open_low=True),
+    "rollout.top_k": AT_LEAST_0,
+    "rollout.validation_temperature": AT_LEAST_0,
     "rollout.prompt_cache_size": AT_LEAST_0,
     "rollout.sleep_level": Range(low=0, high=2),
     "actor.lr": AT_LEAST_0,
@@ -75,6 +82,8 @@ RANGES: Mapping[str, Range] = {
     "trainer.validation_samples": COUNT,
     "trainer.validation_images": AT_LEAST_0,
     "consistency.max_logprob_gap": AT_LEAST_0,
+    "rollout_correction.threshold": POSITIVE,
+    "rollout_correction.lower": AT_LEAST_0,
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -83,6 +92,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "trainer.mode": ("sync",),
     "trainer.progress": ("auto", "rich", "plain", "off"),
     "consistency.measure": ("first_mini_batch", "full", "off"),
+    "rollout_correction.mode": ("off", "decoupled", "bypass"),
+    "rollout_correction.importance": ("off", "step", "trajectory"),
 }
 
 ATTENTION_COMPONENTS = ("transformer", "text_encoder", "vae", "language_model")

@@ -37,6 +37,16 @@ class LoraConfig:
     """Module name suffixes; empty means the family's published targets."""
     dropout: float = 0.0
     """Must be 0 for exact on-policy ratios; anything else is refused by algorithms that use ratios."""
+    path: str = ""
+    """Folder of a saved LoRA (peft) to start from, such as a run's `export`; `rank` must be the saved one."""
+
+
+@dataclass
+class TeacherConfig:
+    path: str = ""
+    """Model folder of the same family; empty means the student's own base model."""
+    lora: str = ""
+    """Folder of a saved LoRA (peft) on top of it."""
 
 
 @dataclass
@@ -44,10 +54,15 @@ class ModelConfig:
     family: str = "???"
     """Model family (an entry point of omni_portable.models)."""
     path: str = "???"
-    """Folder in diffusers / transformers format, or 'builtin:NAME' for a packaged model."""
+    """Folder in diffusers / transformers format, the hub's id of a model that was downloaded, 'builtin:NAME' for a
+    packaged model, or 'tiny:FAMILY' for one with random weights."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the family."""
     lora: LoraConfig = field(default_factory=LoraConfig)
+    teachers: dict[str, TeacherConfig] = field(default_factory=dict)
+    """Name -> teacher, for algorithms that distil."""
+    teacher_field: str = ""
+    """Field of a prompt that names its teacher; may be empty where there is one teacher."""
 
 
 @dataclass
@@ -64,10 +79,26 @@ class RolloutConfig:
     """Pixels of a sample; a family may ask for multiples of a size."""
     width: int = 512
     """Pixels of a sample, as `rollout.height`."""
+    num_frames: int = 1
+    """Frames of a sample; 1 for images."""
+    frame_rate: float = 0.0
+    """Frames per second of a video; 0 for images."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 turns it off (one forward per step)."""
     negative_prompt: str = ""
     """Prompt that guidance moves away from, for every sample; needs a rollout.guidance_scale other than 1."""
+    max_new_tokens: int = 256
+    """Tokens of a response at most, end token included (models that write tokens)."""
+    temperature: float = 1.0
+    """What logits are divided by, for tokens; 0 always takes the most likely one."""
+    top_p: float = 1.0
+    """Likeliest tokens that are sampled from, by their total probability; 1 keeps all. Log-probs are untruncated."""
+    top_k: int = 0
+    """Likeliest tokens that are sampled from, by their number; 0 keeps all."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a response, beside the model's own end tokens."""
+    validation_temperature: float = 0.0
+    """As `temperature`, for validation."""
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
     sleep_level: int = 0
@@ -121,6 +152,38 @@ class RewardConfig:
 
 
 @dataclass
+class MediaConfig:
+    modality: str = "???"
+    """'image', 'video' or 'audio'; the sound of a video file may be read as audio."""
+    field: str = ""
+    """Field of a prompt row that holds it; empty means its name. 'images.0' is the first of a list."""
+    optional: bool = False
+    """Rows may leave it empty; their requests then go without it."""
+    height: int = 0
+    """Pixels that pictures and frames are brought to, together with `width`; 0 keeps them as they are."""
+    width: int = 0
+    """As `height`."""
+    resize: str = "pad"
+    """How: 'pad' shows all of it on white, 'crop' fills the size and cuts what stands out, 'stretch' distorts it."""
+    fps: float = 0.0
+    """Frames per second taken of a video (the nearest ones); 0 takes all frames."""
+    max_frames: int = 0
+    """Frames of a video at most, evenly spread where there are more; 0 sets no limit."""
+    sample_rate: int = 0
+    """Hz that sound is brought to; 0 keeps its own."""
+    max_seconds: float = 0.0
+    """Length at which sound is cut off; 0 sets no limit."""
+
+
+@dataclass
+class TargetConfig:
+    fields: list[str] = field(default_factory=list)
+    """Fields of a prompt row that hold the medium, one per sample: a single one to imitate, or chosen and rejected."""
+    resize: str = "none"
+    """'none' refuses pictures and frames of another size than the rollout's, or as in `data.media`."""
+
+
+@dataclass
 class DataConfig:
     train: str = "???"
     """Prompts: a .txt, .jsonl or .parquet file, or 'builtin:NAME' for a packaged set (its training split)."""
@@ -130,6 +193,10 @@ class DataConfig:
     """Field that holds the prompt."""
     fields: list[str] = field(default_factory=list)
     """Further fields every row must have, besides those that the scorers declare."""
+    media: dict[str, MediaConfig] = field(default_factory=dict)
+    """Name -> input media of every prompt, in the order in which the model is shown them."""
+    targets: dict[str, TargetConfig] = field(default_factory=dict)
+    """Artifact of the model -> where training prompts hold it, for engines that take samples from the dataset."""
     train_batch_size: int = 12
     """Prompts per rollout."""
     shuffle: bool = True
@@ -201,6 +268,24 @@ class ConsistencyConfig:
 
 
 @dataclass
+class RolloutCorrectionConfig:
+    mode: str = "off"
+    """'off': ratios are taken against the rollout's log-probs as they are; 'decoupled': the actor scores the rollout
+    again, ratios are taken against that, and what the two engines differ by is corrected as below; 'bypass': as 'off',
+    and the differences are only measured, and rejected where they leave their bounds."""
+    importance: str = "off"
+    """Weights exp(actor - rollout): 'off', per 'step', or per 'trajectory' (sum over its stored steps)."""
+    threshold: float = 2.0
+    """Weights are truncated at this."""
+    lower: float = 0.0
+    """Above 0: weights outside [lower, threshold] become 0 instead."""
+    normalize: bool = False
+    """Divide the weights by their mean over the rollout."""
+    reject: dict[str, str] = field(default_factory=dict)
+    """Statistic of a sample -> bounds beyond which it is not trained on, e.g. {mean_k3: '0.01', mean_k1: 0.5_2}."""
+
+
+@dataclass
 class RunConfig:
     """One run. `algorithm` is {name: NAME, ...options of the algorithm}."""
 
@@ -218,3 +303,4 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)

@@ -6,12 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.config.assets import BUILTIN, check_source, packaged
 from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
+from omni_portable.config.media import check_media
 from omni_portable.config.pairing import check_pairs
 from omni_portable.config.paths import user_path
-from omni_portable.config.plugins import algorithm_name, algorithm_options, plugin_options, plugin_spec, scorer_options
+from omni_portable.config.plugins import (
+    algorithm_name,
+    algorithm_options,
+    declared_modality,
+    plugin_options,
+    plugin_spec,
+    scorer_options,
+)
 from omni_portable.config.rules import ATTENTION_COMPONENTS, check_values
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
@@ -34,9 +42,11 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     algorithm = registry.spec("algorithm", algorithm_name(config))
     options = algorithm_options(config, source)
     check_pairs(config, algorithm, options, source)
+    check_media(config, source)
     _check_algorithm_options(options, config.rollout.num_steps)
     _check_trainer(config, source)
-    for path in (config.model.path, config.data.train, config.data.validation):
+    check_source(config.model.path)
+    for path in (config.data.train, config.data.validation):
         if path.startswith(BUILTIN):
             packaged(path.removeprefix(BUILTIN))
 
@@ -121,8 +131,8 @@ def _check_artifacts(config: RunConfig, key: str, wanted: Mapping[str, str] | No
     produced = plugin_spec("model", config.model.family, "model.family").capabilities.get("artifacts")
     if wanted is None or produced is None:
         return
-    for name, modality in wanted.items():
-        artifact = getattr(options, name, name)  # an option may say which artifact to read
+    for name, kind in wanted.items():
+        artifact, modality = getattr(options, name, name), declared_modality(kind, options)  # options may say both
         if produced.get(artifact) != modality:
             raise CapabilityError(
                 f"{key} needs the {modality} artifact '{artifact}', which model family '{config.model.family}' does "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from omni_portable.contracts.rollout import Trajectory
+if TYPE_CHECKING:
+    from omni_portable.contracts.tokens import AnyTrajectory
 
 
 @dataclass
@@ -24,7 +25,7 @@ class ScoredGroup:
 
     group_id: str
     submission: int
-    trajectories: list[Trajectory]
+    trajectories: list[AnyTrajectory]
     rewards: list[float]
     components: dict[str, list[float]] = field(default_factory=dict)
     details: list[dict[str, object]] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest
 from omni_portable.contracts.media import MediaArtifact
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Schedule
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Schedule
 
 if TYPE_CHECKING:
     import torch
@@ -55,17 +55,36 @@ class DiffusionAdapter(Protocol):
         ...
 
     def encode(
-        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None = None
+        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent
     ) -> list[Conditioning]:
-        """Conditioning of each prompt, without batch dimension, on the model's device; no gradient."""
+        """Conditioning of each prompt, without batch dimension, on the model's device; no gradient.
+
+        Whatever the transformer needs beside latents and timesteps is part of it: prompt embeddings, encoded input
+        media (`media`: one mapping per prompt), and the geometry of `extent` where latents do not show it.
+        """
         ...
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Stack conditionings into a batch (padding if the family needs it; padded tokens must not matter)."""
         ...
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Shape of one sample's latents, no batch dimension."""
+    def latent_shape(self, extent: Extent) -> tuple[int, ...]:
+        """Shape of one sample's latents, no batch dimension; `ConfigError` for a size that the model cannot draw.
+
+        A sample of several streams (video and audio) has one flat vector of latents, (elements,).
+        """
+        ...
+
+    def latent_streams(self, extent: Extent) -> Mapping[str, tuple[int, int]]:
+        """Stream ('latents', or 'video' and 'audio') -> [start, stop) in a sample's flattened latents; together all."""
+        ...
+
+    def encode_media(self, media: Mapping[str, MediaArtifact], extent: Extent) -> torch.Tensor:
+        """Clean latents (...) fp32 of given media, as a sample of `extent` would have them (datasets without rollout).
+
+        Raises:
+            ArtifactError: media that are missing, or of another size than `extent`.
+        """
         ...
 
     def initial_latents(self, requests: Sequence[RolloutRequest], noise: torch.Tensor) -> torch.Tensor:
@@ -86,11 +105,11 @@ class DiffusionAdapter(Protocol):
         """
         ...
 
-    def decode(self, latents: torch.Tensor) -> list[dict[str, MediaArtifact]]:
+    def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
         """Named media of each sample from clean latents (B, ...)."""
         ...
 
-    def schedule(self, num_steps: int, height: int, width: int) -> Schedule:
+    def schedule(self, num_steps: int, extent: Extent) -> Schedule:
         """The family's published schedule for a request shape."""
         ...
 

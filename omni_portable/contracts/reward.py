@@ -2,7 +2,7 @@
 
 A scorer's spec (`PluginSpec.capabilities`) declares 'artifacts' (mapping of option name or artifact name -> modality)
 and 'fields' (option name or name of a metadata field that a prompt must have), so that a dataset is checked before the
-run. A name that is also an option stands for that option's value.
+run. A name that is also an option stands for that option's value, in place of a modality too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from omni_portable.contracts.media import MediaArtifact
+
+GIVEN_SAMPLE = "given_sample"
+"""Metadata of a sample that a dataset gave: its position among those of its prompt (of a pair, 0 is the chosen one)."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,32 @@ from omni_portable.contracts.weights import WeightStream
 if TYPE_CHECKING:
     import torch
 
+    from omni_portable.contracts.tokens import AnyTrajectory
+
 StepKind = Literal["ode", "sde", "cps", "dance_sde"]
 Conditioning = dict[str, "torch.Tensor"]
 """Named tensors a model needs beside latents and sigma; no batch dimension for one prompt, a leading B for a batch."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Size of one sample.
+
+    Args:
+        height / width: pixels.
+        num_frames: 1 for images.
+        frame_rate: frames per second of a video, which also fixes the length of its sound; 0 for images.
+    """
+
+    height: int
+    width: int
+    num_frames: int = 1
+    frame_rate: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Length of a video; 0 for images."""
+        return self.num_frames / self.frame_rate if self.frame_rate else 0.0
 
 
 @dataclass(frozen=True)
@@ -81,11 +104,12 @@ class RolloutRequest:
         sample_index: index in the group (enters the noise seed).
         seed: seed of this rollout round, derived from the run's seed and the round.
         prompt / negative_prompt: text; the negative one is used only where guidance asks for it.
-        height / width: pixels.
+        height / width / num_frames / frame_rate: see :class:`Extent`.
         schedule / plan: see :class:`Schedule` and :class:`SamplingPlan`.
         guidance_scale: 1 means no classifier-free guidance (one forward per step).
         metadata: fields of the prompt row that rewards may ask for (e.g. 'ground_truth').
         media: named input media (image to edit, first frame, ...).
+        target: named media that a dataset gives in place of a sample; empty where the sample is to be drawn.
     """
 
     request_id: str
@@ -102,6 +126,14 @@ class RolloutRequest:
     guidance_scale: float = 1.0
     metadata: Mapping[str, Any] = field(default_factory=dict)
     media: Mapping[str, MediaArtifact] = field(default_factory=dict)
+    num_frames: int = 1
+    frame_rate: float = 0.0
+    target: Mapping[str, MediaArtifact] = field(default_factory=dict)
+
+    @property
+    def extent(self) -> Extent:
+        """Size of the sample."""
+        return Extent(self.height, self.width, self.num_frames, self.frame_rate)
 
 
 @dataclass
@@ -160,7 +192,7 @@ class Trajectory:
 class RolloutResult:
     """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and the aborted."""
 
-    trajectories: list[Trajectory]
+    trajectories: Sequence[AnyTrajectory]
     aborted: tuple[str, ...] = ()
 
 
@@ -184,8 +216,9 @@ class RolloutEngine(Protocol):
 
     name: str
 
-    async def generate(self, requests: Sequence[RolloutRequest]) -> RolloutResult:
-        """Run the requests, packing up to max_num_seqs of equal shape into one forward; order is kept."""
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        """Run the requests (:class:`RolloutRequest` or `tokens.TokenRequest`, as the engine's kind of model asks for),
+        packing up to max_num_seqs of equal shape into one forward; order is kept."""
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:

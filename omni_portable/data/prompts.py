@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,13 @@ from typing import Any, Literal
 from omni_portable.config.assets import BUILTIN, packaged
 from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import DataError
+from omni_portable.contracts.media import MediaArtifact
+from omni_portable.data.fields import NO_MEDIA, RowMedia
+from omni_portable.data.lazy import LazyMedia
 from omni_portable.data.readers import read_rows
 from omni_portable.data.sampler import PromptSampler
-from omni_portable.data.verl import from_verl, is_chat
+from omni_portable.data.text import QUOTED
+from omni_portable.data.verl import MEDIA_COLUMNS, from_verl, is_chat
 
 __all__ = ["PromptRow", "PromptSampler", "load_prompts", "prompt_file", "refuse_overlap"]
 
@@ -22,7 +25,6 @@ Split = Literal["train", "validation"]
 ID_KEY = "id"
 TEXT_FIELD = "ground_truth"
 """The wanted text of a text-rendering prompt; always a string."""
-QUOTED = re.compile(r'"([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,37 @@ class PromptRow:
         prompt_id: the row's `id` where it has one, else a hash of the prompt (with a count where it occurs again).
         prompt: text without surrounding white space.
         metadata: the row's other fields.
+        media: name -> input media, decoded when they are looked at.
+        targets: per sample of the prompt, the media that the dataset gives in its place; none where samples are drawn.
     """
 
     prompt_id: str
     prompt: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, MediaArtifact] = field(default_factory=dict)
+    targets: Sequence[Mapping[str, MediaArtifact]] = ()
 
 
 def load_prompts(
-    source: str, *, split: Split, prompt_key: str = "prompt", required_fields: Sequence[str] = ()
+    source: str,
+    *,
+    split: Split,
+    prompt_key: str = "prompt",
+    required_fields: Sequence[str] = (),
+    media: RowMedia = NO_MEDIA,
 ) -> list[PromptRow]:
     """All rows of a prompt source, in the order of the file.
 
     Rows in verl's form (the prompt is a list of chat messages) go through :func:`omni_portable.data.verl.from_verl`.
     In a .txt file the field 'ground_truth', where it is required, is what stands between double quotes in the prompt.
+    Files that media fields name must exist; columns of bytes stay in the file until a medium is looked at.
 
     Args:
         source: a .txt, .jsonl or .parquet file, or 'builtin:NAME'.
         split: which file of a packaged set; a path is taken as it is.
         prompt_key: field that holds the prompt.
         required_fields: fields every row must have and fill.
+        media: which fields hold input media and targets.
 
     Raises:
         DataError: no such file, no rows, or a row that breaks the schema; names file, row number and field.
@@ -61,9 +74,11 @@ def load_prompts(
     path = prompt_file(source, split)
     rows: list[PromptRow] = []
     seen: dict[str, int] = {}
+    finder = media.finder(path)
     for number, row in read_rows(path, prompt_key):
         where = f"{path} row {number}"
         if is_chat(row.get(prompt_key)):
+            finder.refuse_unnamed(row, MEDIA_COLUMNS, number)
             row = from_verl(row, prompt_key, where)
         if path.suffix == ".txt" and TEXT_FIELD in required_fields:
             row[TEXT_FIELD] = _quoted_text(row[prompt_key], where)
@@ -73,21 +88,23 @@ def load_prompts(
         _check_text(row, where)
         for name in required_fields:
             _check(row, name, where, expected=str if name == TEXT_FIELD else None)
-        metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY)}
-        rows.append(PromptRow(_prompt_id(row.get(ID_KEY), prompt, seen, where), prompt, metadata))
+        metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY, *finder.columns)}
+        prompt_id = _prompt_id(row.get(ID_KEY), prompt, seen, where)
+        rows.append(PromptRow(prompt_id, prompt, metadata, finder.inputs(row, number), finder.targets(row, number)))
     if not rows:
         raise DataError(f"the prompt file {path} holds no rows", remedy="add prompts, one per line or row")
     return rows
 
 
 def refuse_overlap(train: Sequence[PromptRow], validation: Sequence[PromptRow]) -> None:
-    """Held-out prompts must not be trained on; white space and case make no difference.
+    """Held-out prompts must not be trained on; white space and case make no difference. The same question about
+    another medium is another prompt.
 
     Raises:
         DataError: names up to three prompts that are in both.
     """
-    trained = {_folded(row.prompt) for row in train}
-    both = [row.prompt for row in validation if _folded(row.prompt) in trained]
+    trained = {_asked(row) for row in train}
+    both = [row.prompt for row in validation if _asked(row) in trained]
     if both:
         raise DataError(
             f"{len(both)} validation prompts are also training prompts, for example {both[:3]}",
@@ -104,10 +121,11 @@ def prompt_file(source: str, split: Split) -> Path:
     """
     if not source.startswith(BUILTIN):
         return user_path(source, f"data.{split}")
-    path = packaged(source.removeprefix(BUILTIN)) / f"{split}.jsonl"
-    if not path.is_file():
-        raise DataError(f"'{source}' is packaged with omni-portable, but it is no prompt set with a {split} split")
-    return path
+    folder = packaged(source.removeprefix(BUILTIN))
+    for suffix in (".jsonl", ".parquet"):
+        if (folder / f"{split}{suffix}").is_file():
+            return folder / f"{split}{suffix}"
+    raise DataError(f"'{source}' is packaged with omni-portable, but it is no prompt set with a {split} split")
 
 
 def _missing(row: Mapping[str, Any], name: str, where: str, remedy: str = "") -> DataError:
@@ -173,6 +191,10 @@ def _prompt_id(given: object, prompt: str, seen: dict[str, int], where: str) -> 
         raise DataError(f"{where}: field '{ID_KEY}' is {given!r}, as in an earlier row", remedy="make ids unique")
     seen[str(given)] = 1
     return str(given)
+
+
+def _asked(row: PromptRow) -> tuple[str, object]:
+    return _folded(row.prompt), row.media.sources if isinstance(row.media, LazyMedia) else ()
 
 
 def _folded(prompt: str) -> str:

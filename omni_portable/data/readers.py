@@ -1,4 +1,6 @@
-"""Rows of prompt files: .txt (a prompt per line), .jsonl and .parquet. No row is checked here beyond its syntax."""
+"""Rows of prompt files: .txt (a prompt per line), .jsonl and .parquet. No row is checked here beyond its syntax.
+
+Columns of a parquet file that hold bytes (media, latents) are not part of its rows: see `cells`."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.errors import DataError
+from omni_portable.data.cells import binary_columns
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PARQUET_BATCH = 1024
@@ -58,9 +61,10 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
+            number, schema = 0, file.schema_arrow
+            columns = [name for name in schema.names if name not in binary_columns(schema)]
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row

@@ -6,20 +6,27 @@
 | ... {role: system, content: TEXT} | metadata 'system_prompt' |
 | negative_prompt: [{role: user, content: TEXT}] | metadata 'negative_prompt' |
 | reward_model: {style, ground_truth} | metadata 'ground_truth' |
+| images, videos, audios | stay, for `data.media` to name their elements |
 | data_source, ability, extra_info | metadata of the same name |
+
+Placeholders of media (<image>, <video>, <audio>) at the beginning of the user message are left out: a model is shown
+its media before the text, in the order of `data.media`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from omni_portable.contracts.errors import DataError
 
 MEDIA_COLUMNS = ("images", "videos", "audios")
+PLACEHOLDER = r"<(?:image|video|audio)>"
+_LEADING = re.compile(rf"(?:\s*{PLACEHOLDER})+\s*")
 
 
-def is_chat(value: object) -> bool:
+def is_chat(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
     """Whether a prompt is a list of messages with a role."""
     return isinstance(value, list) and bool(value) and all(isinstance(m, Mapping) and "role" in m for m in value)
 
@@ -31,24 +38,41 @@ def from_verl(row: Mapping[str, Any], prompt_key: str, where: str) -> dict[str, 
         where: file and row, for messages.
 
     Raises:
-        DataError: not exactly one user message, an assistant message, a message that is no text, or input media.
+        DataError: not exactly one user message, an assistant message, a message that is no text, or media amid it.
     """
-    for column in MEDIA_COLUMNS:
-        if row.get(column):
-            raise DataError(f"{where}: the column '{column}' holds input media, which prompts cannot carry")
-    flat = {key: value for key, value in row.items() if key not in (*MEDIA_COLUMNS, "reward_model")}
+    flat = {key: value for key, value in row.items() if key != "reward_model"}
     messages = _messages(row[prompt_key], where, prompt_key)
-    flat[prompt_key] = messages["user"]
+    flat[prompt_key] = user_text(row[prompt_key], where, prompt_key)
     if "system" in messages:
         flat["system_prompt"] = messages["system"]
     if is_chat(row.get("negative_prompt")):
-        flat["negative_prompt"] = _messages(row["negative_prompt"], where, "negative_prompt")["user"]
+        flat["negative_prompt"] = user_text(row["negative_prompt"], where, "negative_prompt")
     judged = row.get("reward_model") or {}
     if not isinstance(judged, Mapping):
         raise DataError(f"{where}: field 'reward_model' holds {judged!r}, not an object with a ground_truth")
     if judged.get("ground_truth") is not None:
         flat["ground_truth"] = judged["ground_truth"]
     return flat
+
+
+def user_text(messages: list[Mapping[str, Any]], where: str, field: str) -> str:
+    """The user's text of a chat, without leading placeholders of media; `DataError` as in :func:`from_verl`."""
+    return without_placeholders(_messages(messages, where, field)["user"], where, field)
+
+
+def without_placeholders(text: str, where: str, field: str) -> str:
+    """The text after its leading placeholders of media.
+
+    Raises:
+        DataError: a placeholder further on, where media cannot be shown.
+    """
+    rest = _LEADING.sub("", text, count=1) if _LEADING.match(text) else text
+    if found := re.search(PLACEHOLDER, rest):
+        raise DataError(
+            f"{where}: field '{field}' has '{found.group()}' in the middle of its text",
+            remedy="put placeholders first, or leave them out: media are shown before the text",
+        )
+    return rest
 
 
 def _messages(messages: list[Mapping[str, Any]], where: str, field: str) -> dict[str, str]:

@@ -37,17 +37,24 @@ def load_diffusers(cls: Any, folder: Path, dtype: torch.dtype) -> torch.nn.Modul
     return _load(load, folder, files)
 
 
-def load_transformers(cls: Any, folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """A transformers model from its folder, in evaluation mode on the CPU, with the given attn_implementation."""
+def load_transformers(
+    cls: Any, folder: Path, dtype: torch.dtype, attention: str, *, whole: str = "", ignored: tuple[str, ...] = ()
+) -> torch.nn.Module:
+    """A transformers model from its folder, in evaluation mode on the CPU, with the given attn_implementation.
+
+    Args:
+        whole: name of a larger model whose folder may be given too, of which `cls` is a part.
+        ignored: prefixes of that folder's tensors which the part does not have.
+    """
     config = read_json(folder / "config.json")
     described = config.get("architectures") or [cls.__name__]
-    if not isinstance(described, list) or cls.__name__ not in described:
+    if not isinstance(described, list) or not {cls.__name__, whole} & set(described):
         found = described[0] if isinstance(described, list) else described
         raise ModelError(f"{folder / 'config.json'} describes a {found}, not a {cls.__name__}")
     files = weight_files(folder, TRANSFORMERS_STEM)
 
     def load() -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        loaded: tuple[torch.nn.Module, Mapping[str, Any]] = cls.from_pretrained(
+        loaded: tuple[torch.nn.Module, dict[str, Any]] = cls.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention,
@@ -55,6 +62,9 @@ def load_transformers(cls: Any, folder: Path, dtype: torch.dtype, attention: str
             local_files_only=True,
             output_loading_info=True,
         )
+        loaded[1]["unexpected_keys"] = [
+            name for name in loaded[1]["unexpected_keys"] if not str(name).startswith(ignored)
+        ]
         return loaded
 
     return _load(load, folder, files)

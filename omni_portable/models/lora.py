@@ -19,9 +19,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 
-from omni_portable.config.schema import LoraConfig
 from omni_portable.contracts.errors import ConfigError, WeightSyncError
-from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.weights import LoraInfo
 from omni_portable.models.weights import ADAPTER_NAME, canonical_name, checksums, tensor_checksum
 
@@ -62,24 +60,6 @@ def inject_lora(
     info = LoraInfo(rank=rank, alpha=float(alpha), targets=tuple(targets), expected_modules=len(expected))
     verify_lora(transformer, info)
     return info
-
-
-def inject_configured_lora(adapter: DiffusionAdapter, config: LoraConfig, seed: int) -> LoraInfo | None:
-    """Inject what a recipe's `model.lora` asks for; defaults are the family's published targets and alpha = 2 x rank.
-
-    Returns:
-        None where rank is 0 (all weights are trained).
-    """
-    if config.rank == 0:
-        return None
-    return inject_lora(
-        adapter.transformer,
-        rank=config.rank,
-        alpha=config.alpha or 2.0 * config.rank,
-        targets=tuple(config.targets) or adapter.lora_targets(),
-        seed=seed,
-        dropout=config.dropout,
-    )
 
 
 def lora_layers(module: torch.nn.Module) -> Iterator[tuple[str, LoraLayer]]:

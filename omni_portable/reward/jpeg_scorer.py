@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from statistics import fmean
 from typing import ClassVar
 
 from PIL import Image
 
 from omni_portable.contracts.reward import RewardOutput, RewardSample, ScorerRequirements
-from omni_portable.reward.images import Pixels, sample_pixels
+from omni_portable.reward.images import Pixels, sample_pictures
 from omni_portable.reward.jpeg import JpegOptions
 
 
@@ -25,20 +26,28 @@ def jpeg_kilobytes(pixels: Pixels, quality: int) -> float:
 
 
 class JpegCompressibility:
-    """score = -kilobytes / `kilobytes_per_point` (0 is the unreachable best); component 'kilobytes'."""
+    """score = -kilobytes / `kilobytes_per_point` (0 is the unreachable best); component 'kilobytes'.
+
+    Of a video, kilobytes are the mean over the frames that are looked at.
+    """
 
     name = "jpeg_compressibility"
     sign: ClassVar[float] = -1.0
 
     def __init__(self, options: JpegOptions) -> None:
         self.options = options
-        self.requires = ScorerRequirements(artifacts={options.artifact: "image"})
+        self.requires = ScorerRequirements(artifacts={options.artifact: options.modality})
 
     def score(self, batch: Sequence[RewardSample]) -> RewardOutput:
-        images = [sample_pixels(sample, self.options.artifact, f"the {self.name} scorer") for sample in batch]
-        sizes = [jpeg_kilobytes(image, self.options.quality) for image in images]
+        sizes = [self._kilobytes(sample) for sample in batch]
         scores = [self.sign * size / self.options.kilobytes_per_point for size in sizes]
         return RewardOutput(scores=scores, components={"kilobytes": sizes})
+
+    def _kilobytes(self, sample: RewardSample) -> float:
+        options = self.options
+        asked_by = f"the {self.name} scorer"
+        pictures = sample_pictures(sample, options.artifact, options.modality, options.every, asked_by)
+        return fmean(jpeg_kilobytes(picture, options.quality) for picture in pictures)
 
 
 class JpegIncompressibility(JpegCompressibility):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from omni_portable.config.plugins import declared_modality
 from omni_portable.contracts.errors import ConfigError, DataError
 from omni_portable.contracts.media import Modality, require_artifact
 from omni_portable.contracts.registry import PluginSpec
@@ -14,11 +15,13 @@ from omni_portable.contracts.reward import RewardSample, ScorerRequirements
 def declared_requirements(spec: PluginSpec, options: Any) -> ScorerRequirements:
     """Requirements of a scorer as its spec declares them, without loading it.
 
-    A name in `capabilities` that is also an option stands for that option's value.
+    A name in `capabilities` that is also an option stands for that option's value; so does one in place of a modality.
     """
     artifacts = spec.capabilities.get("artifacts", {})
     return ScorerRequirements(
-        artifacts={str(getattr(options, name, name)): modality for name, modality in artifacts.items()},
+        artifacts={
+            str(getattr(options, name, name)): declared_modality(kind, options) for name, kind in artifacts.items()
+        },
         fields=tuple(str(getattr(options, name, name)) for name in spec.capabilities.get("fields", ())),
     )
 

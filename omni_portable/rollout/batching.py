@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from omni_portable.contracts.errors import ConfigError
-from omni_portable.contracts.rollout import RolloutRequest
+from omni_portable.contracts.rollout import Extent, RolloutRequest
 
 LatentShape = Callable[[RolloutRequest], tuple[int, ...]]
 """Shape of one request's latents, without batch dimension."""
@@ -20,6 +20,7 @@ class ShapeKey:
     transitions of a pack are replayed as one batch per stored step.
     """
 
+    extent: Extent
     latent_shape: tuple[int, ...]
     schedule: str
     guidance_scale: float
@@ -47,6 +48,7 @@ def shape_key(request: RolloutRequest, latent_shape: tuple[int, ...]) -> ShapeKe
     """The key of a request whose latents have `latent_shape` (no batch dimension)."""
     plan = request.plan
     return ShapeKey(
+        extent=request.extent,
         latent_shape=tuple(latent_shape),
         schedule=request.schedule.fingerprint,
         guidance_scale=request.guidance_scale,
@@ -67,18 +69,27 @@ def plan_packs(requests: Sequence[RolloutRequest], latent_shape: LatentShape, ma
     Raises:
         ConfigError: `max_num_seqs` is below 1.
     """
+    keys = [shape_key(request, latent_shape(request)) for request in requests]
+    return [Pack(keys[rows[0]], rows) for rows in equal_keys(keys, max_num_seqs)]
+
+
+def equal_keys(keys: Sequence[Hashable], max_num_seqs: int) -> list[tuple[int, ...]]:
+    """Positions of equal keys, in order, in batches of at most `max_num_seqs`; batches are ordered by their first.
+
+    Raises:
+        ConfigError: `max_num_seqs` is below 1.
+    """
     if max_num_seqs < 1:
         raise ConfigError(f"rollout.max_num_seqs is {max_num_seqs}", remedy="set it to 1 or more")
-    open_rows: dict[ShapeKey, list[int]] = {}
-    packs: list[tuple[ShapeKey, list[int]]] = []
-    for position, request in enumerate(requests):
-        key = shape_key(request, latent_shape(request))
+    open_rows: dict[Hashable, list[int]] = {}
+    packs: list[list[int]] = []
+    for position, key in enumerate(keys):
         rows = open_rows.get(key)
         if rows is None or len(rows) == max_num_seqs:
             rows = open_rows[key] = []
-            packs.append((key, rows))
+            packs.append(rows)
         rows.append(position)
-    return [Pack(key, tuple(rows)) for key, rows in packs]
+    return [tuple(rows) for rows in packs]
 
 
 def check_request(request: RolloutRequest) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.media import MediaArtifact
-from omni_portable.contracts.rollout import Conditioning
+from omni_portable.contracts.rollout import Conditioning, Extent
 from omni_portable.models.weights import tensor_checksum
 
 MediaKey = tuple[tuple[str, str], ...]
-Encode = Callable[[str, Mapping[str, MediaArtifact]], Conditioning]
-"""Encodes one prompt with its input media."""
+Encode = Callable[[str, Mapping[str, MediaArtifact], Extent], Conditioning]
+"""Encodes one prompt with its input media, for samples of a size."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _identity(artifact: MediaArtifact) -> str:
 
 
 class PromptCache:
-    """Conditioning by (prompt, media identity); the least recently used entry goes first.
+    """Conditioning by (prompt, media identity, size of the sample); the least recently used entry goes first.
 
     Every miss is encoded alone: its conditioning is then a function of the prompt only, never of which other prompts
     shared the call, and the cache may be turned off without changing a bit of any sample.
@@ -54,20 +54,20 @@ class PromptCache:
             raise ConfigError(f"rollout.prompt_cache_size is {max_entries}", remedy="set it to 0 (off) or more")
         self._max_entries = max_entries
         self._encode = encode
-        self._entries: OrderedDict[tuple[str, MediaKey], Conditioning] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, MediaKey, Extent], Conditioning] = OrderedDict()
         self._hits = 0
         self._misses = 0
 
-    def get(self, prompt: str, media: Mapping[str, MediaArtifact]) -> Conditioning:
+    def get(self, prompt: str, media: Mapping[str, MediaArtifact], extent: Extent) -> Conditioning:
         """Conditioning of a prompt (no batch dimension), from the cache or encoded now."""
-        key = (prompt, media_key(media))
+        key = (prompt, media_key(media), extent)
         found = self._entries.get(key)
         if found is not None:
             self._hits += 1
             self._entries.move_to_end(key)
             return found
         self._misses += 1
-        made = self._encode(prompt, media)
+        made = self._encode(prompt, media, extent)
         if self._max_entries:
             self._entries[key] = made
             if len(self._entries) > self._max_entries:

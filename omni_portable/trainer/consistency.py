@@ -11,13 +11,15 @@ import torch
 
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, WeightSyncError
-from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
+from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory, TokenTrajectory
 from omni_portable.contracts.training import Policy, TrainEngine
 
 
-def stack_log_probs(trajectories: Sequence[Trajectory]) -> torch.Tensor:
-    """(N, W) fp32 log-probs as the rollout engine recorded them."""
-    return torch.stack([t.log_probs for t in trajectories])
+def stack_log_probs(trajectories: Sequence[AnyTrajectory]) -> torch.Tensor:
+    """(N, W) fp32 log-probs as the rollout engine recorded them; NaN where a response has ended."""
+    rows = [t.log_probs for t in trajectories]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
 
 
 def logprob_metrics(
@@ -26,19 +28,20 @@ def logprob_metrics(
     """Gap of two sets of log-probs of the same transitions, both under the same weights.
 
     Args:
-        actor / rollout: (N, W) fp32.
+        actor / rollout: (N, W) fp32; where both are NaN (a response has ended) there is nothing to compare.
         timesteps: (N, W), to report the mean gap per timestep value.
 
     Returns:
         ``rollout_corr/*`` and the Pearson correlation of probabilities (1 when both are constant and equal).
         `kl` is the k1 estimate mean(rollout - actor).
     """
-    actor, rollout = actor.double().flatten(), rollout.double().flatten()
+    there = ~(actor.isnan() & rollout.isnan()).flatten()
+    actor, rollout = actor.double().flatten()[there], rollout.double().flatten()[there]
     gap = (actor - rollout).abs()
     ratio = (actor - rollout).exp()
     metrics = {
         "rollout_corr/logprob_abs_diff/mean": gap.mean().item(),
-        "rollout_corr/logprob_abs_diff/p99": torch.quantile(gap, 0.99).item(),
+        "rollout_corr/logprob_abs_diff/p99": _p99(gap),
         "rollout_corr/logprob_abs_diff/max": gap.max().item(),
         "rollout_corr/kl": (rollout - actor).mean().item(),
         "rollout_corr/ratio_mean": ratio.mean().item(),
@@ -46,10 +49,16 @@ def logprob_metrics(
         "training/rollout_actor_probs_pearson_corr": _pearson(actor.exp(), rollout.exp()),
     }
     if timesteps is not None:
-        flat = timesteps.flatten()
+        flat = timesteps.flatten()[there]
         for value in flat.unique().tolist():
             metrics[f"rollout_corr/logprob_abs_diff/ts_{value:.4g}"] = gap[flat == value].mean().item()
     return metrics
+
+
+def _p99(values: torch.Tensor) -> float:
+    if values.numel() <= QUANTILE_LIMIT:
+        return torch.quantile(values, 0.99).item()
+    return values.kthvalue(math.ceil(0.99 * values.numel())).values.item()
 
 
 def _pearson(left: torch.Tensor, right: torch.Tensor) -> float:
@@ -58,6 +67,11 @@ def _pearson(left: torch.Tensor, right: torch.Tensor) -> float:
     left, right = left - left.mean(), right - right.mean()
     scale = left.norm() * right.norm()
     return (left @ right / scale).item() if scale > 0 else 0.0
+
+
+def largest_gap(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Largest absolute difference where not both are NaN."""
+    return (left - right)[~(left.isnan() & right.isnan())].abs().max().item()
 
 
 def check_gap(metrics: Mapping[str, float], limit: float | None) -> None:
@@ -71,9 +85,11 @@ def check_gap(metrics: Mapping[str, float], limit: float | None) -> None:
         )
 
 
-def check_schedules(trajectories: Sequence[Trajectory]) -> None:
-    """Every engine must have run the schedule that its request carries, bit for bit."""
+def check_schedules(trajectories: Sequence[AnyTrajectory]) -> None:
+    """Every engine must have run the schedule that its request carries, bit for bit (responses have none)."""
     for trajectory in trajectories:
+        if isinstance(trajectory, TokenTrajectory):
+            continue
         wanted = trajectory.request.schedule.fingerprint
         if trajectory.schedule_fingerprint != wanted:
             raise ConsistencyError(
@@ -100,6 +116,8 @@ def weights_digest(checksums: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
 
 
+QUANTILE_LIMIT = 1 << 24
+"""Elements that torch.quantile takes."""
 RESOLUTION = 1e-6
 """Change of the actor's log-probs from which on the probe's output must change too. A smaller one may be lost in
 rounding (a small learning rate in a narrow dtype), and the engine is right to return the same bits."""
@@ -127,7 +145,7 @@ class SyncProof:
             only.
     """
 
-    def __init__(self, actor: TrainEngine, rollout: RolloutEngine, probe: RolloutRequest | None) -> None:
+    def __init__(self, actor: TrainEngine, rollout: RolloutEngine, probe: AnyRequest | None) -> None:
         self._actor, self._rollout, self._probe = actor, rollout, probe
         self._scored: TrainBatch | None = None
         self._last: _Seen | None = None
@@ -158,7 +176,8 @@ class SyncProof:
 
     def _score(self, policy: Policy) -> torch.Tensor | None:
         assert self._scored is not None
-        if not len(self._scored.trajectories[0].step_indices):
+        probe = self._scored.trajectories[0]
+        if not isinstance(probe, TokenTrajectory) and not len(probe.step_indices):
             return None
         return self._actor.log_probs(self._scored, policy)
 
@@ -168,7 +187,7 @@ class SyncProof:
             return seen
         moved = math.inf
         if seen.log_probs is not None and last.log_probs is not None:
-            moved = (seen.log_probs - last.log_probs).abs().max().item()
+            moved = largest_gap(seen.log_probs, last.log_probs)
         if not moved <= RESOLUTION:
             raise WeightSyncError(
                 "the probe's output did not change although the weights changed"
@@ -179,6 +198,10 @@ class SyncProof:
         return replace(seen, log_probs=last.log_probs)
 
 
-def _output_digest(trajectory: Trajectory) -> str:
-    latents = trajectory.final_latents.contiguous()
-    return hashlib.sha256(latents.cpu().numpy().tobytes()).hexdigest()
+def _output_digest(trajectory: AnyTrajectory) -> str:
+    """Of clean latents, or of a response and its log-probs (the same words may be said by another policy)."""
+    if isinstance(trajectory, TokenTrajectory):
+        parts = [trajectory.response_ids, trajectory.log_probs]
+    else:
+        parts = [trajectory.final_latents]
+    return hashlib.sha256(b"".join(part.contiguous().cpu().numpy().tobytes() for part in parts)).hexdigest()

@@ -10,20 +10,30 @@ from pathlib import Path
 import torch
 
 from omni_portable.config.schema import RunConfig
-from omni_portable.contracts.algorithm import Algorithm
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.logger import MetricLogger
 from omni_portable.contracts.rollout import RolloutEngine, Schedule
+from omni_portable.contracts.tokens import AnyAlgorithm, TokenAlgorithm
 from omni_portable.contracts.training import Policy, TrainEngine
 from omni_portable.data.prompts import PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState
 from omni_portable.trainer.consistency import check_gap, logprob_metrics, stack_log_probs
+from omni_portable.trainer.correction import correct_batch
+from omni_portable.trainer.drawing import drawing
 from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
 from omni_portable.trainer.progress import Progress
-from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.requests import round_seed
+from omni_portable.trainer.responses import response_metrics
 from omni_portable.trainer.saving import CheckpointStage
-from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage, form_groups
+from omni_portable.trainer.stages import (
+    AdvantageStage,
+    RewardStage,
+    RolloutStage,
+    UpdateStage,
+    form_groups,
+    groups_with_signal,
+)
 from omni_portable.trainer.timing import StageClock
 from omni_portable.trainer.turns import SyncTurns
 from omni_portable.trainer.validation import ValidationStage
@@ -31,12 +41,16 @@ from omni_portable.trainer.validation import ValidationStage
 
 @dataclass
 class Producer:
-    """Prompts -> rollout -> rewards -> buffer, for one step."""
+    """Prompts -> rollout -> rewards -> buffer, for one step; `schedule` is None where responses are drawn.
+
+    An algorithm with dynamic sampling may have further prompts drawn, until as many groups as a batch has carry a
+    signal or its `refill_rounds` are used up. Which prompts these are follows from the step alone.
+    """
 
     config: RunConfig
     sampler: PromptSampler
-    algorithm: Algorithm
-    schedule: Schedule
+    algorithm: AnyAlgorithm
+    schedule: Schedule | None
     rollout: RolloutStage
     reward: RewardStage
     buffer: ReplayBuffer
@@ -44,29 +58,35 @@ class Producer:
     progress: Progress
     submissions: int = 0
     dropped_groups: int = 0
+    refills: int = 0
 
     async def produce(self, step: int) -> None:
-        name = f"step-{step}"
-        seed = round_seed(self.config.trainer.seed, name)
-        requests = make_requests(
-            self.sampler.batch(step - 1),
-            self.config.rollout,
-            samples=self.config.rollout.n,
-            schedule=self.schedule,
-            plan=self.algorithm.sampling_plan(self.schedule, seed),
-            seed=seed,
-            round_name=name,
-        )
+        allowed = self.algorithm.refill_rounds if isinstance(self.algorithm, TokenAlgorithm) else 0
+        self.dropped_groups = self.refills = signal = 0
+        while True:
+            name = f"step-{step}" + (f"-refill-{self.refills}" if self.refills else "")
+            groups = await self._draw(step, (step - 1) * (allowed + 1) + self.refills, name)
+            if self.refills == allowed:
+                return
+            signal += groups_with_signal(self.algorithm, groups)
+            if signal >= self.config.data.train_batch_size:
+                return
+            self.refills += 1
+
+    async def _draw(self, step: int, batch: int, name: str) -> list[ScoredGroup]:
+        requests = drawing(self.config, self.algorithm, self.schedule).training(self.sampler.batch(batch), step, name)
         self.progress.stage(f"step {step}: rollout")
         with self.clock.measure("rollout"):
             trajectories = await self.rollout.run(requests)
         self.progress.stage(f"step {step}: reward")
         with self.clock.measure("reward"):
             reward = await self.reward.run(trajectories)
-        groups, self.dropped_groups = form_groups(trajectories, reward, self.submissions)
-        self.submissions += len(groups) + self.dropped_groups
+        groups, dropped = form_groups(trajectories, reward, self.submissions)
+        self.dropped_groups += dropped
+        self.submissions += len(groups) + dropped
         for group in groups:
             self.buffer.add(group)
+        return groups
 
 
 @dataclass
@@ -108,28 +128,45 @@ class Loop:
         groups = self.buffer.sample(self.buffer.available(self.turns.version), self.turns.version)
         metrics = reward_metrics(groups) | self.buffer.statistics() | self.engine.statistics()
         metrics["reward/dropped_groups"] = float(self.producer.dropped_groups)
+        metrics |= response_metrics([trajectory for group in groups for trajectory in group.trajectories])
         await self.turns.before_update()
         self.progress.stage(f"step {step}: update")
         with self.clock.measure("update"):
-            batch = self.advantage.run(groups)
-            if step == self.start_step + 1 == 1 and self.config.consistency.batch_shapes:
-                shapes = self.config.consistency.batch_shapes
-                metrics |= batch_shape_gaps(self.actor, batch, shapes)
-            full = self.actor.log_probs(batch) if self.config.consistency.measure == "full" else None
-            outcome = self.update.run(batch)
-        metrics |= outcome.metrics | advantage_metrics(batch.advantages)
-        metrics["actor/optimizer_steps"] = float(outcome.optimizer_steps)
-        if full is not None:
-            metrics |= logprob_metrics(full, stack_log_probs(batch.trajectories), row_timesteps(batch.trajectories))
-        elif self.config.consistency.measure == "first_mini_batch":
-            metrics |= logprob_metrics(
-                outcome.first_actor, outcome.first_rollout, row_timesteps(outcome.first_trajectories)
-            )
-        if self.config.consistency.measure != "off":
-            check_gap(metrics, self.config.consistency.max_logprob_gap)
+            metrics |= self._update(step, groups)
         self.progress.stage(f"step {step}: weight sync")
         with self.clock.measure("sync"):
             await self.turns.publish()
+        return metrics
+
+    def _update(self, step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Train on the groups; metrics of the update, and how actor and rollout agreed before it."""
+        algorithm, consistency = self.producer.algorithm, self.config.consistency
+        batch = self.advantage.run(groups, round_seed(self.config.trainer.seed, f"train-{step}"))
+        metrics: dict[str, float] = {}
+        if isinstance(algorithm, TokenAlgorithm) and algorithm.dynamic_sampling:
+            metrics["reward/refill_rounds"] = float(self.producer.refills)
+            metrics["reward/trained_samples"] = float(len(batch.trajectories)) if batch else 0.0
+        if batch is None:
+            return metrics | {"actor/optimizer_steps": 0.0}
+        comparable = algorithm.row_kind in ("transitions", "tokens") and consistency.measure != "off"
+        if comparable and step == self.start_step + 1 == 1 and consistency.batch_shapes:
+            metrics |= batch_shape_gaps(self.actor, batch, consistency.batch_shapes)
+        correcting = self.config.rollout_correction.mode != "off"
+        full = self.actor.log_probs(batch) if correcting or (comparable and consistency.measure == "full") else None
+        if correcting and full is not None:
+            batch, corrected = correct_batch(batch, full, self.config.rollout_correction)
+            metrics |= corrected
+        outcome = self.update.run(batch)
+        if algorithm.requires.old_policy and (decay := algorithm.old_policy_decay(step)) is not None:
+            self.actor.update_old_policy(decay)
+            metrics["actor/old_policy_decay"] = decay
+        metrics |= outcome.metrics | advantage_metrics(batch.advantages)
+        metrics["actor/optimizer_steps"] = float(outcome.optimizer_steps)
+        if comparable:
+            first = outcome.first_trajectories if full is None else batch.trajectories
+            actor = outcome.first_actor if full is None else full
+            metrics |= logprob_metrics(actor, stack_log_probs(first), row_timesteps(first))
+            check_gap(metrics, consistency.max_logprob_gap)
         return metrics
 
     async def _validate(self, step: int) -> dict[str, float]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.rollout import Trajectory
+from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.trainer.consistency import stack_log_probs
+from omni_portable.trainer.consistency import largest_gap, stack_log_probs
+from omni_portable.trainer.stages import take_samples
 
 
-def row_timesteps(trajectories: Sequence[Trajectory]) -> torch.Tensor:
-    """(N, W) model timesteps of the recorded transitions."""
+def row_timesteps(trajectories: Sequence[AnyTrajectory]) -> torch.Tensor | None:
+    """(N, W) model timesteps of the recorded transitions; None for tokens, which have none."""
     rows = []
     for trajectory in trajectories:
+        if not isinstance(trajectory, Trajectory):
+            return None
         schedule = trajectory.request.schedule
         sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
         rows.append(sigmas[trajectory.step_indices] * schedule.timestep_scale)
@@ -31,8 +34,8 @@ def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int
     """
     metrics: dict[str, float] = {}
     for size in sorted({s for s in shapes if s <= len(batch.trajectories)}):
-        part = replace(batch, trajectories=batch.trajectories[:size], advantages=batch.advantages[:size])
-        gap = (actor.log_probs(part) - stack_log_probs(part.trajectories)).abs().max().item()
+        part = take_samples(batch, slice(size))
+        gap = largest_gap(actor.log_probs(part), stack_log_probs(part.trajectories))
         metrics[f"rollout_corr/batch_shape_gap/{size}"] = gap
     if metrics:
         metrics["rollout_corr/batch_shape_gap/max"] = max(metrics.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +11,14 @@ from omni_portable.config.device_choice import choose_device
 from omni_portable.config.loader import plugin_options, resolve_model_path
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
-from omni_portable.contracts.algorithm import Algorithm
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest, Device, VerifyResult
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
+from omni_portable.contracts.tokens import AnyAlgorithm
+from omni_portable.data.fields import input_media, training_media
 from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
 from omni_portable.reward.compose import RewardComposer
+from omni_portable.trainer.requests import extent_of
 
 
 @dataclass
@@ -32,7 +35,7 @@ class PreparedModel:
 class Prepared(PreparedModel):
     """What a run has settled before anything heavy loads."""
 
-    algorithm: Algorithm
+    algorithm: AnyAlgorithm
     composer: RewardComposer
     train_rows: list[PromptRow]
     validation_rows: list[PromptRow]
@@ -50,12 +53,23 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
     composer = RewardComposer.from_config(config.reward)
     _check_artifacts(config, composer)
     required = (*config.data.fields, *composer.requirements().fields)
-    train = load_prompts(config.data.train, split="train", prompt_key=config.data.prompt_key, required_fields=required)
+    artifacts = registry.spec("model", config.model.family).capabilities.get("artifacts", {})
+    train = load_prompts(
+        config.data.train,
+        split="train",
+        prompt_key=config.data.prompt_key,
+        required_fields=required,
+        media=training_media(config.data, artifacts, extent_of(config.rollout)),
+    )
     sampler = PromptSampler(train, config.data.train_batch_size, config.data.shuffle, config.trainer.seed)
     validation: list[PromptRow] = []
     if config.data.validation:
         validation = load_prompts(
-            config.data.validation, split="validation", prompt_key=config.data.prompt_key, required_fields=required
+            config.data.validation,
+            split="validation",
+            prompt_key=config.data.prompt_key,
+            required_fields=required,
+            media=input_media(config.data),
         )
         refuse_overlap(train, validation)
         validation = validation[: config.data.max_validation_prompts or None]
@@ -92,10 +106,10 @@ def prepare_model(config: RunConfig, device: Device | None = None) -> PreparedMo
     return PreparedModel(device, dtype, load, requests)
 
 
-def prepare_algorithm(config: RunConfig) -> Algorithm:
+def prepare_algorithm(config: RunConfig) -> AnyAlgorithm:
     """The run's algorithm with its options."""
     name, options = split_name(config.algorithm)
-    algorithm: Algorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
+    algorithm: AnyAlgorithm = registry.load("algorithm", name)(plugin_options("algorithm", name, options))
     return algorithm
 
 
@@ -146,8 +160,18 @@ def _select_attention(
     }
 
 
-def verify_attention(prepared: PreparedModel, adapter: DiffusionAdapter, config: RunConfig) -> list[VerifyResult]:
-    """Compare each chosen kernel with fp32 math attention on a shape of the run."""
+def attention_tokens(adapter: DiffusionAdapter | None, config: RunConfig) -> int:
+    """Tokens of a shape of the run, between 16 and 1024; without a diffusion model, those of a response."""
+    if adapter is None:
+        return max(16, min(1024, config.rollout.max_new_tokens))
+    shape = adapter.latent_shape(extent_of(config.rollout))
+    return max(16, min(1024, math.prod(shape[-2:]) // 4))
+
+
+def verify_attention(
+    prepared: PreparedModel, adapter: DiffusionAdapter | None, config: RunConfig
+) -> list[VerifyResult]:
+    """Compare each chosen kernel with fp32 math attention on a shape of the run (two rows, two heads)."""
     return [
         prepared.device.attention.verify(
             prepared.load.attention[request.component], request, [attention_shape(adapter, config, request)]
@@ -157,9 +181,7 @@ def verify_attention(prepared: PreparedModel, adapter: DiffusionAdapter, config:
 
 
 def attention_shape(
-    adapter: DiffusionAdapter, config: RunConfig, request: AttentionRequest
+    adapter: DiffusionAdapter | None, config: RunConfig, request: AttentionRequest
 ) -> tuple[int, int, int, int]:
     """(batch, heads, tokens, head_dim) that a kernel is compared on: the run's tokens, two rows, two heads."""
-    shape = adapter.latent_shape(config.rollout.height, config.rollout.width)
-    tokens = max(16, min(1024, shape[-1] * shape[-2] // 4))
-    return 2, 2, tokens, request.head_dim or 64
+    return 2, 2, attention_tokens(adapter, config), request.head_dim or 64

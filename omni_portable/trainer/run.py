@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omni_portable.config.kinds import trained_kind
 from omni_portable.config.loader import plugin_options, to_yaml
 from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
@@ -18,18 +19,19 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, SamplingPlan
+from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
+from omni_portable.trainer.drawing import drawing
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop, Producer
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.requests import extent_of
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
@@ -78,7 +80,7 @@ def run(config: RunConfig) -> RunOutcome:
 async def _train(loop: Loop) -> None:
     proof = loop.turns.proof
     loop.engine.pause()
-    await push_weights(loop.actor, loop.engine, proof, loop.turns.version)
+    await push_weights(loop.actor, loop.engine, proof, loop.turns.version, loop.turns.policy)
     await loop.run()
 
 
@@ -101,7 +103,7 @@ def _build(
     engine: RolloutEngine = launcher.start(
         "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
     )
-    adapter = load_adapter(setup, ())
+    adapter = load_adapter(setup, ()) if trained_kind(config) == "diffusion" else None
     verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
     directory.require_space(_space_needed(actor), "checkpoints, images and logs")
     if checkpoint is not None:
@@ -125,35 +127,28 @@ def _wire(
     run_dir: Path,
     actor: TrainEngine,
     engine: RolloutEngine,
-    adapter: DiffusionAdapter,
+    adapter: DiffusionAdapter | None,
     state: TrainerState,
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
     rollout_config, clock = config.rollout, StageClock()
-    schedule = adapter.schedule(rollout_config.num_steps, rollout_config.height, rollout_config.width)
+    schedule = None if adapter is None else adapter.schedule(rollout_config.num_steps, extent_of(rollout_config))
     rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
     buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
-
-    def fixed(name: str, rows: list, samples: int, plan: SamplingPlan) -> list[RolloutRequest]:
-        seed = round_seed(config.trainer.seed, name)
-        return make_requests(
-            rows, rollout_config, samples=samples, schedule=schedule, plan=plan, seed=seed, round_name=name
-        )
-
-    plan = prepared.algorithm.validation_plan(schedule)
-    probe = None
-    if config.consistency.probe:
-        recorded = prepared.algorithm.sampling_plan(schedule, round_seed(config.trainer.seed, "probe"))
-        probe = fixed("probe", prepared.train_rows[:1], 1, recorded)[0]
+    requests = drawing(config, prepared.algorithm, schedule)
+    probe = requests.probe(prepared.train_rows[0]) if config.consistency.probe else None
     validation = None
     if prepared.validation_rows:
-        requests = fixed("validation", prepared.validation_rows, config.trainer.validation_samples, plan)
         validation = ValidationStage(
-            rollout, reward, requests, run_dir / "validation", config.trainer.validation_images
+            rollout,
+            reward,
+            requests.validation(prepared.validation_rows),
+            run_dir / "validation",
+            config.trainer.validation_images,
         )
     producer = Producer(
         config=config,
@@ -180,7 +175,7 @@ def _wire(
         engine=engine,
         producer=producer,
         buffer=buffer,
-        advantage=AdvantageStage(prepared.algorithm),
+        advantage=AdvantageStage(prepared.algorithm, config.data.train_batch_size),
         update=UpdateStage(actor, prepared.algorithm, config.actor.mini_batch_size, config.actor.epochs),
         turns=SyncTurns(
             producer.produce,
@@ -189,6 +184,7 @@ def _wire(
             SyncProof(actor, engine, probe),
             rollout_config.sleep_level,
             state.policy_version,
+            prepared.algorithm.rollout_policy,
         ),
         validation=validation,
         checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from omni_portable.contracts.algorithm import Algorithm, TrainBatch
+from omni_portable.contracts.algorithm import Selection, TrainBatch
 from omni_portable.contracts.dataplane import ScoredGroup
-from omni_portable.contracts.errors import LifecycleError, RewardError
+from omni_portable.contracts.errors import DataError, LifecycleError, RewardError
 from omni_portable.contracts.reward import RewardSample
-from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Trajectory
+from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm, TokenTrajectory
 from omni_portable.contracts.training import StepResult, TrainEngine
 from omni_portable.reward.compose import ComposedReward, RewardComposer
-from omni_portable.trainer.consistency import check_schedules, stack_log_probs
+from omni_portable.trainer.consistency import check_schedules
 
 
 class RolloutStage:
@@ -24,7 +25,7 @@ class RolloutStage:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    async def run(self, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
+    async def run(self, requests: Sequence[AnyRequest]) -> Sequence[AnyTrajectory]:
         result = await self._engine.generate(requests)
         if result.aborted:
             raise LifecycleError(
@@ -34,7 +35,7 @@ class RolloutStage:
         return result.trajectories
 
 
-def reward_samples(trajectories: Sequence[Trajectory]) -> list[RewardSample]:
+def reward_samples(trajectories: Sequence[AnyTrajectory]) -> list[RewardSample]:
     return [
         RewardSample(
             sample_id=t.request.request_id,
@@ -53,12 +54,12 @@ class RewardStage:
     def __init__(self, composer: RewardComposer) -> None:
         self._composer = composer
 
-    async def run(self, trajectories: Sequence[Trajectory]) -> ComposedReward:
+    async def run(self, trajectories: Sequence[AnyTrajectory]) -> ComposedReward:
         return await self._composer.score_async(reward_samples(trajectories))
 
 
 def form_groups(
-    trajectories: Sequence[Trajectory], reward: ComposedReward, first_submission: int
+    trajectories: Sequence[AnyTrajectory], reward: ComposedReward, first_submission: int
 ) -> tuple[list[ScoredGroup], int]:
     """Scored groups in order of submission, without those that hold a failed sample; and how many were left out."""
     members: dict[str, list[int]] = defaultdict(list)
@@ -83,17 +84,77 @@ def form_groups(
     return groups, len(members) - len(groups)
 
 
+def _rewards_and_ids(groups: Sequence[ScoredGroup]) -> tuple[torch.Tensor, list[str]]:
+    rewards = torch.tensor([r for group in groups for r in group.rewards], dtype=torch.float32)
+    return rewards, [group.group_id for group in groups for _ in group.trajectories]
+
+
+def groups_with_signal(algorithm: AnyAlgorithm, groups: Sequence[ScoredGroup]) -> int:
+    """How many groups the algorithm would train on."""
+    rewards, ids = _rewards_and_ids(groups)
+    return len({ids[index] for index in algorithm.select(rewards, ids).indices})
+
+
 class AdvantageStage:
-    """Groups -> one batch with one advantage per sample, in the order of the groups."""
+    """Groups -> one batch of the samples that the algorithm selects, with one advantage each.
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+    Args:
+        max_groups: groups trained on at most, the first of those that were selected (0: all); dynamic sampling may
+            have drawn more than a batch needs.
+    """
 
-    def run(self, groups: Sequence[ScoredGroup]) -> TrainBatch:
+    def __init__(self, algorithm: AnyAlgorithm, max_groups: int = 0) -> None:
+        self._algorithm, self._max_groups = algorithm, max_groups
+
+    def run(self, groups: Sequence[ScoredGroup], seed: int) -> TrainBatch | None:
+        """
+        Args:
+            seed: of the round, for what is drawn in training.
+
+        Returns:
+            None where the algorithm samples dynamically and no group carries a signal.
+
+        Raises:
+            DataError: any other algorithm selects no sample.
+        """
         trajectories = [t for group in groups for t in group.trajectories]
-        rewards = torch.tensor([r for group in groups for r in group.rewards], dtype=torch.float32)
-        ids = [group.group_id for group in groups for _ in group.trajectories]
-        return TrainBatch(trajectories=trajectories, advantages=self._algorithm.advantages(rewards, ids))
+        rewards, ids = _rewards_and_ids(groups)
+        advantages = self._algorithm.advantages(self._shaped(rewards, trajectories), ids)
+        selection = self._algorithm.select(rewards, ids)
+        chosen = self._first(selection, ids)
+        if not chosen and isinstance(self._algorithm, TokenAlgorithm) and self._algorithm.dynamic_sampling:
+            return None
+        if not chosen:
+            raise DataError(
+                f"algorithm '{self._algorithm.name}' selects none of the {len(ids)} samples of this rollout",
+                remedy="draw more samples per prompt (rollout.n), or look at the rewards",
+            )
+        return TrainBatch(
+            trajectories=[trajectories[index] for index in chosen],
+            advantages=advantages[chosen],
+            noise_keys=selection.noise_keys,
+            seed=seed,
+            unit=selection.unit,
+        )
+
+    def _shaped(self, rewards: torch.Tensor, trajectories: Sequence[AnyTrajectory]) -> torch.Tensor:
+        """Rewards with what an algorithm of tokens adds for their lengths."""
+        responses = [t for t in trajectories if isinstance(t, TokenTrajectory)]
+        if not isinstance(self._algorithm, TokenAlgorithm) or not responses:
+            return rewards
+        lengths = torch.tensor([t.length for t in responses])
+        budgets = torch.tensor([t.request.max_new_tokens for t in responses])
+        return self._algorithm.shape_rewards(rewards, lengths, budgets)
+
+    def _first(self, selection: Selection, ids: Sequence[str]) -> list[int]:
+        if not self._max_groups:
+            return list(selection.indices)
+        kept = set(_distinct(ids[index] for index in selection.indices)[: self._max_groups])
+        return [index for index in selection.indices if ids[index] in kept]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 @dataclass
@@ -104,14 +165,13 @@ class UpdateOutcome:
     metrics: dict[str, float]
     optimizer_steps: int
     first_actor: torch.Tensor
-    first_rollout: torch.Tensor
-    first_trajectories: list[Trajectory] = field(default_factory=list)
+    first_trajectories: Sequence[AnyTrajectory] = field(default_factory=list)
 
 
 class UpdateStage:
     """A batch -> optimizer steps over its mini-batches, `epochs` times."""
 
-    def __init__(self, engine: TrainEngine, algorithm: Algorithm, mini_batch_size: int, epochs: int) -> None:
+    def __init__(self, engine: TrainEngine, algorithm: AnyAlgorithm, mini_batch_size: int, epochs: int) -> None:
         self._engine, self._algorithm = engine, algorithm
         self._mini_batch_size, self._epochs = mini_batch_size, epochs
 
@@ -131,7 +191,6 @@ class UpdateStage:
             metrics=dict(totals),
             optimizer_steps=len(results),
             first_actor=results[0].log_probs,
-            first_rollout=stack_log_probs(parts[0].trajectories),
             first_trajectories=parts[0].trajectories,
         )
 
@@ -140,12 +199,21 @@ def split_batch(batch: TrainBatch, size: int) -> list[TrainBatch]:
     """Contiguous mini-batches of `size` samples (0: one); the last may be smaller after groups were left out."""
     count = len(batch.trajectories)
     size = size or count
-    return [
-        TrainBatch(
-            trajectories=batch.trajectories[start : start + size],
-            advantages=batch.advantages[start : start + size],
-            weights=None if batch.weights is None else batch.weights[start : start + size],
-            old_log_probs=None if batch.old_log_probs is None else batch.old_log_probs[start : start + size],
-        )
-        for start in range(0, count, size)
-    ]
+    return [take_samples(batch, slice(start, start + size)) for start in range(0, count, size)]
+
+
+def take_samples(batch: TrainBatch, part: slice) -> TrainBatch:
+    """The same batch with some of its samples."""
+
+    def cut(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor[part]
+
+    return replace(
+        batch,
+        trajectories=batch.trajectories[part],
+        advantages=batch.advantages[part],
+        weights=cut(batch.weights),
+        old_log_probs=cut(batch.old_log_probs),
+        importance_weights=cut(batch.importance_weights),
+        noise_keys=batch.noise_keys[part],
+    )

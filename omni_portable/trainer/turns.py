@@ -19,6 +19,7 @@ class SyncTurns:
         sleep_level: 0 keeps the rollout engine resident while training, 1 and 2 put it to sleep.
         proof: run after each weight sync.
         version: policy version the rollout engine holds.
+        policy: that rollouts are drawn from (`Algorithm.rollout_policy`).
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class SyncTurns:
         proof: SyncProof,
         sleep_level: int,
         version: int,
+        policy: Policy = "current",
     ) -> None:
         self._produce, self._actor, self._rollout = produce, actor, rollout
         self.proof, self._sleep_level = proof, sleep_level
-        self.version = version
+        self.version, self.policy = version, policy
 
     async def fill(self, step: int) -> None:
         """Bring the buffer to where step can be consumed."""
@@ -44,15 +46,15 @@ class SyncTurns:
             self._rollout.sleep(self._sleep_level)
 
     async def publish(self) -> None:
-        """Hand the actor's weights to the rollout engine; it must be paused or asleep."""
+        """Hand the policy that rollouts are drawn from to the rollout engine; it must be paused or asleep."""
         if self._sleep_level:
             self._rollout.wake(("weights",))
-        await self._push("current")
+        await self._push(self.policy)
 
     @asynccontextmanager
     async def serving(self, policy: Policy) -> AsyncIterator[None]:
-        """Serve another policy for a while (an average of the weights, for validation), then the current one again."""
-        if policy == "current":
+        """Serve another policy for a while (for validation), then the one that rollouts are drawn from again."""
+        if policy == self.policy:
             yield
             return
         self._rollout.pause()
@@ -61,7 +63,7 @@ class SyncTurns:
             yield
         finally:
             self._rollout.pause()
-            await self._push("current")
+            await self._push(self.policy)
 
     async def _push(self, policy: Policy) -> None:
         await push_weights(self._actor, self._rollout, self.proof, self.version + 1, policy)

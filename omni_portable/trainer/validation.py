@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.errors import RewardError
-from omni_portable.contracts.media import MediaArtifact
-from omni_portable.contracts.rollout import RolloutRequest, Trajectory
-from omni_portable.data.media import image_grid, write_image
+from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
+from omni_portable.data.media import image_grid
 from omni_portable.reward.compose import ComposedReward
 from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.trainer.sample_files import SampleFiles, texts, write_sample
 from omni_portable.trainer.stages import RewardStage, RolloutStage
 
 
 @dataclass(frozen=True)
 class ValidationResult:
     """Mean total reward over the N samples that could be scored, its standard error, their scores in request order,
-    and the picture that shows the first of them (None where the model makes no images)."""
+    and the picture that shows the first of them (None where the model makes neither images nor videos)."""
 
     mean: float
     stderr: float
@@ -41,10 +41,14 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
 
 
 class ValidationStage:
-    """Runs the validation requests and writes images, scores and a grid under ``validation/step_NNNNNN``."""
+    """Runs the validation requests and writes media, scores and a grid under ``validation/step_NNNNNN``.
+
+    Args:
+        images: samples whose media are written; the scores of all are.
+    """
 
     def __init__(
-        self, rollout: RolloutStage, reward: RewardStage, requests: list[RolloutRequest], root: Path, images: int
+        self, rollout: RolloutStage, reward: RewardStage, requests: Sequence[AnyRequest], root: Path, images: int
     ) -> None:
         self._rollout, self._reward = rollout, reward
         self._requests, self._root, self._images = requests, root, images
@@ -77,19 +81,17 @@ class ValidationStage:
         grid = self._write(step, trajectories, reward)
         return ValidationResult(mean, stderr, tuple(reward.total[i] for i in kept), metrics, grid)
 
-    def _write(self, step: int, trajectories: Sequence[Trajectory], reward: ComposedReward) -> Path | None:
+    def _write(self, step: int, trajectories: Sequence[AnyTrajectory], reward: ComposedReward) -> Path | None:
         folder = self._root / f"step_{step:06d}"
         with disk_errors(folder):
-            (folder / "images").mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             lines, pictures, captions = [], [], []
             for index, trajectory in enumerate(trajectories):
-                image = _first_image(trajectory.artifacts)
-                name = f"images/{index:04d}.png" if image is not None and index < self._images else None
-                if image is not None and name is not None:
-                    write_image(image, folder / name)
-                    pictures.append(image)
+                files = write_sample(trajectory.artifacts, folder, index) if index < self._images else SampleFiles()
+                if files.picture is not None:
+                    pictures.append(files.picture)
                     captions.append(f"{trajectory.request.prompt}\n{_score_text(reward.total[index])}")
-                row = strict(_sample_row(index, trajectory, reward, name))
+                row = strict(_sample_row(index, trajectory, reward, files))
                 lines.append(json.dumps(row, sort_keys=True, default=str, allow_nan=False))
             write_text(folder / "samples.jsonl", "\n".join(lines) + "\n")
             if not pictures:
@@ -107,16 +109,16 @@ def strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _first_image(artifacts: Mapping[str, MediaArtifact]) -> MediaArtifact | None:
-    return next((a for _, a in sorted(artifacts.items()) if a.modality == "image"), None)
-
-
 def _score_text(score: float) -> str:
     return f"{score:.2f}" if math.isfinite(score) else "no score"
 
 
-def _sample_row(index: int, trajectory: Trajectory, reward: ComposedReward, image: str | None) -> dict[str, object]:
+def _sample_row(index: int, trajectory: AnyTrajectory, reward: ComposedReward, files: SampleFiles) -> dict[str, object]:
+    """One row of samples.jsonl; 'media' (name -> file) and 'texts' (name -> text) only where there are any."""
+    said = texts(trajectory.artifacts)
     return {
+        **({"texts": said} if said else {}),
+        **({"media": dict(files.media)} if files.media else {}),
         "index": index,
         "prompt_id": trajectory.request.prompt_id,
         "prompt": trajectory.request.prompt,
@@ -124,5 +126,5 @@ def _sample_row(index: int, trajectory: Trajectory, reward: ComposedReward, imag
         "score": reward.total[index],
         "components": {name: values[index] for name, values in reward.components.items()},
         "details": reward.details[index],
-        "image": image,
+        "image": files.image,
     }

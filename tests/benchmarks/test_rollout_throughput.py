@@ -6,7 +6,7 @@ import pytest
 
 from omni_backends.rollout.native.engine import NativeRolloutEngine
 from omni_portable.config.loader import resolve_model_path
-from omni_portable.contracts.rollout import SamplingPlan
+from omni_portable.contracts.rollout import Extent, SamplingPlan
 from omni_portable.models.sd3 import SD3Options
 from tests.support.engines import make_setup
 from tests.support.requests import make_request
@@ -23,7 +23,7 @@ def test_rollout_throughput(benchmark, max_num_seqs):
         "sd3", folder, lora_rank=0, options=options, max_num_seqs=max_num_seqs, height=HEIGHT, width=WIDTH
     )
     engine = NativeRolloutEngine(setup)
-    schedule = engine._adapter.schedule(STEPS, HEIGHT, WIDTH)
+    schedule = engine._adapter.schedule(STEPS, Extent(HEIGHT, WIDTH))
     requests = [make_request(i, height=HEIGHT, width=WIDTH, schedule=schedule, plan=PLAN) for i in range(COUNT)]
     result = benchmark.pedantic(lambda: asyncio.run(engine.generate(requests)), rounds=3, warmup_rounds=1)
     figures = engine.statistics()

@@ -12,6 +12,7 @@ from omni_portable.conformance.evidence.gradient import group_norms, group_of, g
 from omni_portable.conformance.evidence.replay import run_free
 from omni_portable.conformance.evidence.settings import golden_setup
 from omni_portable.conformance.evidence.training import golden_batch
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.policy import transition
 from omni_portable.models.setup import load_adapter
 from omni_portable.trainer.preflight import prepare_algorithm
@@ -23,7 +24,7 @@ def test_it_equals_autograds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     setup = golden_setup(toy_context(monkeypatch, tmp_path).setup, SETTINGS)
     adapter, case = load_adapter(setup, ("transformer",)), SETTINGS.cases[0]
     recorded = run_free(adapter, SETTINGS, case, torch.device("cpu"))
-    schedule = adapter.schedule(SETTINGS.num_steps, SETTINGS.height, SETTINGS.width)
+    schedule = adapter.schedule(SETTINGS.num_steps, Extent(SETTINGS.height, SETTINGS.width))
     result = training_gradient(setup, golden_batch(SETTINGS, recorded, schedule), prepare_algorithm(setup.config))
 
     total = torch.zeros(())
@@ -58,7 +59,7 @@ def test_the_runs_own_optimizer_settings_do_not_matter(monkeypatch: pytest.Monke
     setup = golden_setup(toy_context(monkeypatch, tmp_path).setup, SETTINGS)
     adapter = load_adapter(setup, ("transformer",))
     recorded = run_free(adapter, SETTINGS, SETTINGS.cases[0], torch.device("cpu"))
-    batch = golden_batch(SETTINGS, recorded, adapter.schedule(SETTINGS.num_steps, 32, 48))
+    batch = golden_batch(SETTINGS, recorded, adapter.schedule(SETTINGS.num_steps, Extent(32, 48)))
     other = replace(setup.config.actor, lr=1.0, beta1=0.5, weight_decay=0.3, warmup_steps=9, grad_clip=1e-9)
     results = [
         training_gradient(one, batch, prepare_algorithm(setup.config)).gradients

@@ -12,7 +12,6 @@ from omni_portable.config.schema import LoraConfig
 from omni_portable.contracts.errors import ConfigError, WeightSyncError
 from omni_portable.models.lora import (
     bound_lora_modules,
-    inject_configured_lora,
     inject_lora,
     lora_checksums,
     lora_layers,
@@ -20,6 +19,7 @@ from omni_portable.models.lora import (
     trainable_named_tensors,
     verify_lora,
 )
+from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.weights import apply_tensors, make_stream, named_tensors, receive
 
 

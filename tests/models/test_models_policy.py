@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omni_portable.contracts.errors import ConfigError, ConsistencyError
-from omni_portable.contracts.rollout import Schedule
+from omni_portable.contracts.rollout import Extent, Schedule
 from omni_portable.models.lora import inject_lora, lora_named_tensors
 from omni_portable.models.policy import join_conditioning, split_conditioning, transition
 
@@ -36,14 +36,14 @@ def inputs(adapter):
             "pooled_prompt_embeds": torch.randn(ROWS, 32, generator=generator),
         }
 
-    latents, noise = (torch.randn(ROWS, *adapter.latent_shape(16, 16), generator=generator) for _ in range(2))
+    latents, noise = (torch.randn(ROWS, *adapter.latent_shape(Extent(16, 16)), generator=generator) for _ in range(2))
     return {"latents": latents, "conditioning": conditioning(), "negative": conditioning()}, noise
 
 
 def step(adapter, inputs, **changes):
     arguments = inputs | {
         "step_index": torch.tensor([0, 1, 2]),
-        "schedule": adapter.schedule(5, 16, 16),
+        "schedule": adapter.schedule(5, Extent(16, 16)),
         "kind": "sde",
         "noise_level": 0.7,
     }

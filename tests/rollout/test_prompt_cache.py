@@ -7,14 +7,17 @@ from hypothesis import strategies as st
 
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.media import MediaArtifact
+from omni_portable.contracts.rollout import Extent
 from omni_portable.rollout.prompt_cache import PromptCache, media_key
+
+SIZE = Extent(16, 16)
 
 
 class Encoder:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, prompt, media):
+    def __call__(self, prompt, media, extent=None):
         self.calls.append(prompt)
         return {"tokens": torch.tensor([float(len(self.calls))])}
 
@@ -33,7 +36,7 @@ def test_cache_behaves_like_the_textbook_lru(prompts, size):
         known = prompt in model
         hits, misses = hits + known, misses + (not known)
         calls = len(encoder.calls)
-        cache.get(prompt, {})
+        cache.get(prompt, {}, SIZE)
         assert len(encoder.calls) - calls == (0 if known else 1)
         model.pop(prompt, None)
         model[prompt] = None
@@ -45,15 +48,15 @@ def test_cache_behaves_like_the_textbook_lru(prompts, size):
 
 def test_a_hit_returns_what_was_encoded():
     cache = PromptCache(2, Encoder())
-    first = cache.get("a", {})
-    assert cache.get("a", {}) is first
+    first = cache.get("a", {}, SIZE)
+    assert cache.get("a", {}, SIZE) is first
 
 
 def test_size_zero_is_off():
     encoder = Encoder()
     cache = PromptCache(0, encoder)
-    cache.get("a", {})
-    cache.get("a", {})
+    cache.get("a", {}, SIZE)
+    cache.get("a", {}, SIZE)
     assert encoder.calls == ["a", "a"]
     assert cache.statistics().entries == 0
 
@@ -78,16 +81,16 @@ def test_same_prompt_with_other_media_is_encoded_again():
     encoder = Encoder()
     cache = PromptCache(4, encoder)
     for media in ({}, image(1), image(2), image(1)):
-        cache.get("a", media)
+        cache.get("a", media, SIZE)
     assert len(encoder.calls) == 3
 
 
 def test_clear_forgets_entries():
     encoder = Encoder()
     cache = PromptCache(4, encoder)
-    cache.get("a", {})
+    cache.get("a", {}, SIZE)
     cache.clear()
-    cache.get("a", {})
+    cache.get("a", {}, SIZE)
     assert len(encoder.calls) == 2
 
 

@@ -7,6 +7,7 @@ rows interact in nothing but the batched matrix products, as in a full-size tran
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -20,7 +21,7 @@ from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.registry import PluginSpec
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Schedule
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Schedule
 from omni_portable.samplers.schedule import flow_match_schedule
 
 SPEC = PluginSpec(
@@ -87,7 +88,7 @@ class ToyAdapter:
         return [AttentionRequest("transformer", dtype=dtype, head_dim=WIDTH, backward=training)]
 
     def encode(
-        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None = None
+        self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent
     ) -> list[Conditioning]:
         self.encoded += prompts
         inputs = media if media is not None else [{}] * len(prompts)
@@ -96,8 +97,11 @@ class ToyAdapter:
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         return {"tokens": torch.stack([conditioning["tokens"] for conditioning in conditionings])}
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        return (CHANNELS, height // 8, width // 8)
+    def latent_shape(self, extent: Extent) -> tuple[int, ...]:
+        return (CHANNELS, extent.height // 8, extent.width // 8)
+
+    def latent_streams(self, extent: Extent) -> Mapping[str, tuple[int, int]]:
+        return {"latents": (0, math.prod(self.latent_shape(extent)))}
 
     def initial_latents(self, requests: Sequence[RolloutRequest], noise: torch.Tensor) -> torch.Tensor:
         return noise
@@ -117,11 +121,11 @@ class ToyAdapter:
         uncond, cond = self.transformer(latents.repeat(2, 1, 1, 1), timesteps.repeat(2), tokens).chunk(2)
         return uncond + guidance_scale * (cond - uncond)
 
-    def decode(self, latents: torch.Tensor) -> list[dict[str, MediaArtifact]]:
+    def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
         pixels = ((latents[:, :3].clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
         return [{"image": MediaArtifact("image", "image", row, "CHW")} for row in pixels]
 
-    def schedule(self, num_steps: int, height: int, width: int) -> Schedule:
+    def schedule(self, num_steps: int, extent: Extent) -> Schedule:
         return flow_match_schedule(num_steps, shift=3.0)
 
     def lora_targets(self) -> tuple[str, ...]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_portable.config.schema import RolloutConfig
+from omni_portable.config.schema import RolloutConfig, RunConfig
+from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.reward import GIVEN_SAMPLE
 from omni_portable.contracts.rollout import RolloutRequest
 from omni_portable.data.prompts import PromptRow
-from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.requests import make_requests, make_token_requests, round_seed
+from tests.support.media import picture
 from tests.support.requests import PLAN, SCHEDULE
+from tests.trainer.trainer_fakes import GroupMean
 
 ROWS = [PromptRow("a", "an a", {"ground_truth": "A"}), PromptRow("b", "a b", {"ground_truth": "B"})]
 
@@ -54,3 +60,37 @@ def test_requests_carry_the_whole_shape() -> None:
     assert request.seed == 5
     assert request.prompt == "a b"
     assert request.metadata == {"ground_truth": "B"}
+
+
+MEDIA = {"image": picture()}
+GIVEN = [PromptRow("a", "an a", {"x": 1}, MEDIA, ({"image": picture(1)}, {"image": picture(2)}))]
+
+
+def test_requests_carry_media_frames_and_rate() -> None:
+    rollout = RolloutConfig(num_frames=9, frame_rate=12.0)
+    (request,) = make_requests(
+        [PromptRow("a", "an a", {}, MEDIA)], rollout, samples=1, schedule=SCHEDULE, plan=PLAN, seed=5, round_name="r"
+    )
+    assert request.media is MEDIA
+    assert (request.num_frames, request.frame_rate, request.target) == (9, 12.0, {})
+    token = make_token_requests(
+        [PromptRow("a", "an a", {}, MEDIA)], rollout, samples=1, temperature=1.0, seed=5, round_name="r"
+    )
+    assert token[0].media is MEDIA
+
+
+def test_each_sample_of_a_prompt_gets_its_target_and_knows_its_place() -> None:
+    requests = make_requests(
+        GIVEN, RolloutConfig(), samples=2, schedule=SCHEDULE, plan=PLAN, seed=5, round_name="step-1"
+    )
+    assert [request.target for request in requests] == list(GIVEN[0].targets)
+    assert [request.metadata for request in requests] == [{"x": 1, GIVEN_SAMPLE: 0}, {"x": 1, GIVEN_SAMPLE: 1}]
+    with pytest.raises(ConfigError, match="prompt 'a' has targets for 2 samples, 3 are wanted"):
+        make_requests(GIVEN, RolloutConfig(), samples=3, schedule=SCHEDULE, plan=PLAN, seed=5, round_name="step-1")
+
+
+def test_the_probe_is_drawn_even_where_the_dataset_gives_samples() -> None:
+    config = RunConfig(rollout=RolloutConfig(n=2))
+    draw = drawing(config, GroupMean(), SCHEDULE)
+    assert draw.probe(GIVEN[0]).target == {}  # type: ignore[union-attr]
+    assert len([request for request in draw.training(GIVEN, 1, "step-1") if request.target]) == 2  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from omni_portable.algorithms.base import DiffusionAlgorithm
 from omni_portable.contracts.algorithm import LossRows, Replay, Requires, Rows, TrainBatch
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.media import MediaArtifact
@@ -64,13 +65,13 @@ class FixedReward:
         return self.reward
 
 
-class GroupMean:
+class GroupMean(DiffusionAlgorithm):
     """An algorithm whose advantages are rewards minus their group's mean."""
 
     name = "group_mean"
     requires = Requires()
 
-    def sampling_plan(self, schedule: Schedule, seed: int) -> SamplingPlan:
+    def sampling_plan(self, schedule: Schedule, seed: int, round_number: int = 0) -> SamplingPlan:
         return SamplingPlan(kind="sde", noise_level=0.7, stochastic_steps=(1, 2))
 
     def validation_plan(self, schedule: Schedule) -> SamplingPlan:

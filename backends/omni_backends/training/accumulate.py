@@ -1,4 +1,4 @@
-"""Gradients of one mini-batch, accumulated over (micro-batch, stored step) pairs so that memory stays bounded.
+"""Gradients of one mini-batch, accumulated over (micro-batch, row number) pairs so that memory stays bounded.
 
 The loss of a mini-batch is sum(row loss * row weight) / (total weight * W). The total is known before the first
 forward, so each pair's share is divided by it at once and the gradient depends neither on the micro-batch split nor on
@@ -7,36 +7,41 @@ how many processes hold the samples (each passes the total over all of them).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 
-from omni_backends.training.replay import MicroBatch, loss_inputs, replay_step
+from omni_backends.training.micro import Forward, MicroBatch
 from omni_backends.training.rows import RowLog
-from omni_portable.contracts.algorithm import Algorithm, LossRows, Rows
-from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.models.policy import Transition
+from omni_portable.contracts.algorithm import LossRows, Policy
 
-ReferencePolicy = Callable[[], AbstractContextManager[None]]
-"""Makes the adapter run under the reference policy while the context is open."""
+
+class RowLoss(Protocol):
+    """What is asked of an algorithm here, whatever its rows are."""
+
+    name: str
+
+    def loss(self, replay: Any, rows: Any) -> LossRows: ...
 
 
 def accumulate(
-    adapter: DiffusionAdapter,
+    adapter: Any,
     micros: Iterable[MicroBatch],
-    algorithm: Algorithm,
+    algorithm: RowLoss,
     *,
     total_weight: float,
-    reference: ReferencePolicy | None,
+    others: Mapping[Policy, Forward],
     gradient_norm: Callable[[], torch.Tensor],
 ) -> RowLog:
-    """Run forward and backward for every (micro-batch, step); gradients add up in the parameters.
+    """Run forward and backward for every (micro-batch, row number); gradients add up in the parameters.
 
     Args:
+        adapter: of the kind that the micro-batches run.
         micros: micro-batches in sample order.
-        total_weight: sum of the sample weights of the whole mini-batch, over all processes.
-        reference: where the algorithm requires a reference policy.
+        total_weight: denominator of the whole mini-batch's loss, over all processes: the sum of the sample weights, or
+            what a token algorithm's aggregation divides by.
+        others: policy that the algorithm requires -> its forward, which is run without gradient.
         gradient_norm: scalar norm of the gradients so far; a norm that is not finite is traced to its micro-batch.
 
     Returns:
@@ -45,42 +50,38 @@ def accumulate(
     log = RowLog()
     for micro in micros:
         for step in range(micro.num_steps):
-            log.add_log_probs(_backward(adapter, micro, step, algorithm, total_weight, reference, log))
-        log.end_micro_batch(micro.request_ids, gradient_norm())
+            log.add_log_probs(_backward(adapter, micro, step, algorithm, total_weight, others, log))
+        log.end_micro_batch(micro.common.request_ids, gradient_norm())
     return log
 
 
 def _backward(
-    adapter: DiffusionAdapter,
+    adapter: Any,
     micro: MicroBatch,
     step: int,
-    algorithm: Algorithm,
+    algorithm: RowLoss,
     total_weight: float,
-    reference: ReferencePolicy | None,
+    others: Mapping[Policy, Forward],
     log: RowLog,
 ) -> torch.Tensor:
-    """One forward, and one backward unless every row has weight 0; returns the detached (B,) log-probs."""
-    trained = bool(micro.trained.any())
-    reference_mean = _reference_mean(adapter, micro, step, reference) if reference and trained else None
-    with torch.set_grad_enabled(trained):
-        scored: Transition = replay_step(adapter, micro, step)
+    """One forward, and one backward unless every row has weight 0; returns the detached log-probs."""
+    trained = bool(micro.common.trained.any())
+    beside: dict[str, Any] = {}
     if trained:
-        replay, rows = loss_inputs(micro, step, scored, reference_mean)
+        with torch.no_grad():
+            beside = {policy: forward(micro, step) for policy, forward in others.items()}
+    with torch.set_grad_enabled(trained):
+        scored = micro.forward(adapter, step)
+    if trained:
+        replay, rows = micro.loss_inputs(step, scored, beside)
         result = algorithm.loss(replay, rows)
         _check_rows(algorithm.name, result, rows)
         ((result.loss * rows.weight).sum() / (total_weight * micro.num_steps)).backward()
         log.add_rows(result, rows)
-    return scored.log_prob.detach()
+    return micro.recorded(scored)
 
 
-def _reference_mean(
-    adapter: DiffusionAdapter, micro: MicroBatch, step: int, reference: ReferencePolicy
-) -> torch.Tensor:
-    with torch.no_grad(), reference():
-        return replay_step(adapter, micro, step).mean
-
-
-def _check_rows(name: str, result: LossRows, rows: Rows) -> None:
+def _check_rows(name: str, result: LossRows, rows: Any) -> None:
     shape = rows.weight.shape
     for what, tensor in (("loss", result.loss), *result.metrics.items()):
         if tensor.shape != shape:

@@ -20,7 +20,9 @@ class Policies:
         module: the transformer; its parameters are the current policy.
         parameters: canonical name -> trainable parameter of the module.
         masters: canonical name -> fp32 master of each (the parameter itself where it is fp32).
-        adapter: whether a LoRA is trained; the reference policy is then the base model and needs no copy.
+        adapter: whether a LoRA is trained.
+        base_is_reference: the reference policy is the base model without its LoRA, and needs no copy (a LoRA that
+            starts from saved matrices is another policy than its base).
         requires: what the algorithm needs.
         ema_decay: 0 keeps no average.
     """
@@ -32,16 +34,17 @@ class Policies:
         masters: Mapping[str, torch.Tensor],
         *,
         adapter: bool,
+        base_is_reference: bool,
         requires: Requires,
         ema_decay: float,
     ) -> None:
         self._module, self._parameters, self._masters = module, parameters, masters
-        self._adapter = adapter
+        self._base_is_reference = adapter and base_is_reference
         self._ema = Ema(masters, ema_decay) if ema_decay > 0 else None
         self.copies: dict[str, PolicyCopy] = {"ema": self._ema} if self._ema else {}
         if requires.old_policy:
             self.copies["old"] = PolicyCopy(masters)
-        if requires.reference_policy and not adapter:
+        if requires.reference_policy and not self._base_is_reference:
             self.copies["reference"] = PolicyCopy(masters)
 
     def after_step(self) -> None:
@@ -61,7 +64,7 @@ class Policies:
         """
         if policy == "current":
             return nullcontext()
-        if policy == "reference" and self._adapter:
+        if policy == "reference" and self._base_is_reference:
             return lora_disabled(self._module)
         return swapped_in(self._parameters, self._copy(policy).tensors())
 

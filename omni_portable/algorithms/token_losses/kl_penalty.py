@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from omni_portable.algorithms.token_losses.names import KLEstimator
 from omni_portable.contracts.errors import ConfigError
-
-KLEstimator = Literal["kl", "abs", "mse", "low_var_kl"]
 
 
 def kl_penalty(log_prob: torch.Tensor, reference_log_prob: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:

@@ -8,6 +8,9 @@ import torch
 
 from omni_portable.algorithms.token_losses.aggregation import Aggregation, aggregate, masked, masked_mean
 
+AGGREGATED = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+"""Metrics of which the scalar losses give the mean."""
+
 
 @dataclass(frozen=True)
 class TokenLoss:
@@ -15,6 +18,54 @@ class TokenLoss:
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """Loss of each token (B, T) with gradient, and metrics of each (B, T); padding holds anything."""
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+
+
+def ppo_clip_terms(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float = 3.0,
+) -> TokenTerms:
+    """:func:`ppo_clip_loss` before it is aggregated."""
+    log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
+    ratio = torch.exp(log_ratio)
+    plain, clipped = _surrogates(ratio, advantages, clip_low, clip_high)
+    worst = torch.maximum(plain, clipped)
+    cap = -advantages * dual_clip
+    negative = advantages < 0.0
+    losses = torch.where(negative, torch.minimum(cap, worst), worst)
+    return TokenTerms(losses, _metrics(plain, clipped, ratio, log_ratio, ((worst > cap) & negative).float()))
+
+
+def gspo_terms(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenTerms:
+    """:func:`gspo_loss` before it is aggregated."""
+    log_ratio = log_prob - old_log_prob
+    lengths = mask.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    of_sequence = masked(log_ratio, mask).sum(dim=-1, keepdim=True) / lengths
+    per_token = (log_prob - log_prob.detach() + of_sequence.detach()).clamp(max=10.0)
+    ratio = torch.exp(per_token)
+    plain, clipped = _surrogates(ratio, advantages, clip_low, clip_high)
+    losses = torch.maximum(plain, clipped)
+    return TokenTerms(losses, _metrics(plain, clipped, ratio, log_ratio, torch.zeros_like(mask)))
 
 
 def ppo_clip_loss(
@@ -37,17 +88,10 @@ def ppo_clip_loss(
 
     Source: PPO (arXiv 1707.06347), dual clip (arXiv 1912.09729), as implemented by verl.
     """
-    log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
-    ratio = torch.exp(log_ratio)
-    plain, clipped = _surrogates(ratio, advantages, clip_low, clip_high)
-    worst = torch.maximum(plain, clipped)
-    cap = -advantages * dual_clip
-    negative = advantages < 0.0
-    losses = torch.where(negative, torch.minimum(cap, worst), worst)
-    return TokenLoss(
-        aggregate(losses, mask, aggregation),
-        _metrics(plain, clipped, log_ratio, mask, ((worst > cap) & negative).float()),
+    terms = ppo_clip_terms(
+        log_prob, old_log_prob, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
     )
+    return _aggregated(terms, mask, aggregation)
 
 
 def gspo_loss(
@@ -67,15 +111,13 @@ def gspo_loss(
 
     Source: GSPO (arXiv 2507.18071), GSPO-token form, as implemented by verl.
     """
-    log_ratio = log_prob - old_log_prob
-    lengths = mask.sum(dim=-1, keepdim=True).clamp(min=1.0)
-    of_sequence = masked(log_ratio, mask).sum(dim=-1, keepdim=True) / lengths
-    per_token = (log_prob - log_prob.detach() + of_sequence.detach()).clamp(max=10.0)
-    plain, clipped = _surrogates(torch.exp(per_token), advantages, clip_low, clip_high)
-    losses = torch.maximum(plain, clipped)
-    return TokenLoss(
-        aggregate(losses, mask, aggregation), _metrics(plain, clipped, log_ratio, mask, torch.zeros_like(mask))
-    )
+    terms = gspo_terms(log_prob, old_log_prob, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+    return _aggregated(terms, mask, aggregation)
+
+
+def _aggregated(terms: TokenTerms, mask: torch.Tensor, aggregation: Aggregation) -> TokenLoss:
+    metrics = {name: masked_mean(terms.metrics[name], mask) for name in AGGREGATED}
+    return TokenLoss(aggregate(terms.loss, mask, aggregation), metrics)
 
 
 def _surrogates(
@@ -85,10 +127,15 @@ def _surrogates(
 
 
 def _metrics(
-    plain: torch.Tensor, clipped: torch.Tensor, log_ratio: torch.Tensor, mask: torch.Tensor, capped: torch.Tensor
+    plain: torch.Tensor,
+    clipped: torch.Tensor,
+    ratio: torch.Tensor,
+    log_ratio: torch.Tensor,
+    capped: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     return {
-        "actor/pg_clipfrac": masked_mean((clipped > plain).float(), mask),
-        "actor/ppo_kl": masked_mean(-log_ratio.detach(), mask),
-        "actor/pg_clipfrac_lower": masked_mean(capped, mask),
+        "actor/pg_clipfrac": (clipped > plain).float(),
+        "actor/ppo_kl": -log_ratio.detach(),
+        "actor/pg_clipfrac_lower": capped,
+        "actor/ratio": ratio.detach(),
     }

@@ -61,7 +61,8 @@ async def _measure_train_step(context: Context) -> Outcome:
     """Optimizer steps on one batch in the recipe's own micro-batches, after one that is not counted."""
     config = replace(context.config, actor=replace(context.config.actor, warmup_steps=0))
     with opened_pair(context, config, TRAINED) as pair:
-        batch = pair.batch(await pair.draw(pair.requests))
+        drawn = await pair.draw(pair.requests)
+        batch = pair.batch(drawn)
         seconds = _timed(context, lambda: pair.actor.train_step(batch, pair.algorithm))
     samples = len(batch.trajectories)
     return Outcome(
@@ -70,7 +71,7 @@ async def _measure_train_step(context: Context) -> Outcome:
             Measurement("seconds_per_step", seconds, "s"),
             *_memory(context),
         ],
-        f"One optimizer step on {samples} samples, {len(batch.trajectories[0].step_indices)} stochastic steps each.",
+        f"One optimizer step on {samples} samples, {len(drawn[0].step_indices)} stochastic steps each.",
         _facts(context),
     )
 

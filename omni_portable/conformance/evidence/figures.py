@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_portable.conformance.evidence.errors import absolute_errors, relative_errors, worst
+from omni_portable.conformance.evidence.pair import diffusion_samples
 from omni_portable.conformance.evidence.recording import Recording
 from omni_portable.conformance.evidence.replay import Named, run_forced, run_free
 from omni_portable.conformance.evidence.settings import case_requests, golden_setup
 from omni_portable.contracts import registry
-from omni_portable.contracts.rollout import RolloutEngine, Trajectory
+from omni_portable.contracts.rollout import Extent, RolloutEngine, Trajectory
 from omni_portable.models.setup import EngineSetup, load_adapter
 
 COMPONENTS = ("transformer", "text_encoder", "vae")
@@ -74,12 +75,12 @@ def decode_figures(setup: EngineSetup, recording: Recording) -> Figures:
     own = golden_setup(setup, settings)
     adapter = load_adapter(own, COMPONENTS)
     engine: RolloutEngine = registry.load("rollout_engine", own.config.rollout.engine)(own)
-    schedule = adapter.schedule(settings.num_steps, settings.height, settings.width)
+    schedule = adapter.schedule(settings.num_steps, Extent(settings.height, settings.width))
     parts = []
     for case in settings.cases:
         recorded = recording.case(case.name)
         decoded = run_forced(adapter, settings, case, device, recorded)
-        drawn = asyncio.run(engine.generate(case_requests(settings, case, schedule))).trajectories
+        drawn = diffusion_samples(asyncio.run(engine.generate(case_requests(settings, case, schedule))).trajectories)
         parts.append(_artifact_errors(recorded, decoded) | _engine_errors(recorded, drawn))
     return Figures({name: worst(part[name] for part in parts) for name in parts[0]})
 

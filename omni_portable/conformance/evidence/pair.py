@@ -10,15 +10,17 @@ import torch
 
 from omni_portable.config.loader import plugin_options
 from omni_portable.config.schema import RunConfig
+from omni_portable.conformance.check import NotRun
 from omni_portable.conformance.context import Context
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Schedule, Trajectory
+from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.data.prompts import load_prompts
 from omni_portable.trainer.preflight import prepare_algorithm
-from omni_portable.trainer.requests import make_requests, round_seed
+from omni_portable.trainer.requests import extent_of, make_requests, round_seed
 
 LEARNING_RATE = 1e-3
 """Of the one optimizer step that a check takes: large enough to show in any dtype, whatever the recipe trains with."""
@@ -46,7 +48,7 @@ class Pair:
 
     async def draw(self, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
         """Trajectories in request order."""
-        return (await self.engine.generate(requests)).trajectories
+        return diffusion_samples((await self.engine.generate(requests)).trajectories)
 
     def batch(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         """A batch whose advantages are +1 and -1 in turn: a real gradient, whatever the rewards would be."""
@@ -65,6 +67,26 @@ def checked_config(config: RunConfig, lora_rank: int | None = None) -> RunConfig
     return replace(config, model=replace(config.model, lora=lora), actor=actor)
 
 
+def diffusion_algorithm(config: RunConfig) -> Algorithm:
+    """The recipe's algorithm.
+
+    Raises:
+        NotRun: it trains a token model, for which there is no such check.
+    """
+    algorithm = prepare_algorithm(config)
+    if not isinstance(algorithm, Algorithm):
+        raise NotRun(f"the recipe's algorithm '{algorithm.name}' trains a token model; this check is for diffusion")
+    return algorithm
+
+
+def diffusion_samples(trajectories: Sequence[AnyTrajectory]) -> list[Trajectory]:
+    """The trajectories of a diffusion engine (`TypeError` for others)."""
+    found = [trajectory for trajectory in trajectories if isinstance(trajectory, Trajectory)]
+    if len(found) != len(trajectories):
+        raise TypeError("a diffusion recipe's engine returned token trajectories")
+    return found
+
+
 @contextmanager
 def opened_pair(context: Context, config: RunConfig, samples: int = LARGEST_BATCH) -> Iterator[Pair]:
     """Start both roles with the recipe's launcher; they are shut down when the context ends.
@@ -81,10 +103,10 @@ def opened_pair(context: Context, config: RunConfig, samples: int = LARGEST_BATC
             "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
         )
         rollout = config.rollout
-        schedule = context.bare_adapter.schedule(rollout.num_steps, rollout.height, rollout.width)
+        schedule = context.bare_adapter.schedule(rollout.num_steps, extent_of(rollout))
         requests = fixed_requests(context, schedule, min(rollout.max_num_seqs, samples), "conformance")
         probe = fixed_requests(context, schedule, 1, "probe")[0]
-        yield Pair(actor, engine, prepare_algorithm(config), requests, probe, config)
+        yield Pair(actor, engine, diffusion_algorithm(config), requests, probe, config)
     finally:
         launcher.shutdown()
 
@@ -103,7 +125,7 @@ def fixed_requests(context: Context, schedule: Schedule, count: int, round_name:
         rollout,
         samples=samples,
         schedule=schedule,
-        plan=prepare_algorithm(config).sampling_plan(schedule, seed),
+        plan=diffusion_algorithm(config).sampling_plan(schedule, seed),
         seed=seed,
         round_name=round_name,
     )

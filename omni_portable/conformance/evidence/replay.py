@@ -11,7 +11,7 @@ import torch
 
 from omni_portable.conformance.evidence.settings import GoldenCase, GoldenSettings, case_requests
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Schedule
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Schedule
 from omni_portable.models.policy import Transition, transition
 from omni_portable.samplers.noise import INITIAL, unit_noise
 
@@ -56,7 +56,7 @@ def _in_packs(
     rows: int,
     recorded: Mapping[str, torch.Tensor] | None,
 ) -> Named:
-    schedule = adapter.schedule(settings.num_steps, settings.height, settings.width)
+    schedule = adapter.schedule(settings.num_steps, Extent(settings.height, settings.width))
     requests = case_requests(settings, case, schedule)
     size = rows or len(requests)
     parts = []
@@ -75,7 +75,7 @@ def _pack(
     recorded: Mapping[str, torch.Tensor] | None,
 ) -> Named:
     inputs = _encode(adapter, requests) if recorded is None else _inputs(recorded)
-    shape = adapter.latent_shape(requests[0].height, requests[0].width)
+    shape = adapter.latent_shape(requests[0].extent)
     states = [adapter.initial_latents(requests, unit_noise(requests, INITIAL, shape).to(device))]
     outcomes, log_probs = [], []
     for step in range(schedule.num_steps):
@@ -95,7 +95,7 @@ def _pack(
         "velocity": torch.stack([outcome.velocity for outcome in outcomes], dim=1),
         "std": torch.stack([outcome.std for outcome in outcomes], dim=1),
         "log_probs": torch.stack(log_probs, dim=1),
-        **_decode(adapter, latents[:, -1].to(device)),
+        **_decode(adapter, latents[:, -1].to(device), requests[0].extent),
     }
 
 
@@ -129,10 +129,10 @@ def _step(
 
 def _encode(adapter: DiffusionAdapter, requests: Sequence[RolloutRequest]) -> Named:
     """Prompts one by one, as rollout engines encode them."""
-    positive = adapter.collate([adapter.encode([request.prompt])[0] for request in requests])
+    positive = adapter.collate([adapter.encode([request.prompt], None, request.extent)[0] for request in requests])
     named = {f"conditioning.{name}": tensor for name, tensor in positive.items()}
     if requests[0].guidance_scale != 1.0:
-        negative = adapter.collate([adapter.encode([request.negative_prompt])[0] for request in requests])
+        negative = adapter.collate([adapter.encode([r.negative_prompt], None, r.extent)[0] for r in requests])
         named |= {f"negative.{name}": tensor for name, tensor in negative.items()}
     return named
 
@@ -145,9 +145,9 @@ def _part(inputs: Mapping[str, torch.Tensor], prefix: str, device: torch.device)
     return {name.removeprefix(prefix): inputs[name].to(device) for name in inputs if name.startswith(prefix)}
 
 
-def _decode(adapter: DiffusionAdapter, latents: torch.Tensor) -> Named:
+def _decode(adapter: DiffusionAdapter, latents: torch.Tensor, extent: Extent) -> Named:
     """Artifacts that are tensors, stacked over the rows."""
-    decoded = adapter.decode(latents)
+    decoded = adapter.decode(latents, extent)
     return {
         f"artifact.{name}": torch.stack([sample[name].data for sample in decoded])  # type: ignore[misc]
         for name, artifact in decoded[0].items()

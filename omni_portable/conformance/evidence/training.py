@@ -13,14 +13,14 @@ from omni_portable.conformance.evidence.gradient import (
     sampled,
     training_gradient,
 )
+from omni_portable.conformance.evidence.pair import diffusion_algorithm
 from omni_portable.conformance.evidence.recording import Recording
 from omni_portable.conformance.evidence.replay import Named
 from omni_portable.conformance.evidence.settings import GoldenSettings, case_requests, golden_setup
 from omni_portable.contracts.algorithm import TrainBatch
-from omni_portable.contracts.rollout import Conditioning, Schedule, Trajectory
+from omni_portable.contracts.rollout import Conditioning, Extent, Schedule, Trajectory
 from omni_portable.models.policy import join_conditioning
 from omni_portable.models.setup import EngineSetup, load_adapter
-from omni_portable.trainer.preflight import prepare_algorithm
 
 GRADIENT, NORM = "gradient/", "group_norm/"
 """Prefixes of recorded tensors and scalars."""
@@ -29,8 +29,8 @@ GRADIENT, NORM = "gradient/", "group_norm/"
 def golden_step(setup: EngineSetup, settings: GoldenSettings, recorded: Named) -> GradientResult:
     """One step of the train engine over the recorded trajectories of the first case."""
     own = golden_setup(setup, settings)
-    schedule = load_adapter(own, ()).schedule(settings.num_steps, settings.height, settings.width)
-    return training_gradient(own, golden_batch(settings, recorded, schedule), prepare_algorithm(own.config))
+    schedule = load_adapter(own, ()).schedule(settings.num_steps, Extent(settings.height, settings.width))
+    return training_gradient(own, golden_batch(settings, recorded, schedule), diffusion_algorithm(own.config))
 
 
 def golden_batch(settings: GoldenSettings, recorded: Named, schedule: Schedule) -> TrainBatch:

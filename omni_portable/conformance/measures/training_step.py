@@ -8,6 +8,7 @@ from omni_portable.conformance.context import Context
 from omni_portable.models.setup import load_adapter
 from omni_portable.models.weights import checksums
 from omni_portable.samplers.noise import normal
+from omni_portable.trainer.requests import extent_of
 
 PROMPTS = ("a red A", "two letters", "the word CAT", "x")
 LEARNING_RATE = 1e-3
@@ -25,13 +26,13 @@ def step_checksums(context: Context, seed: int) -> dict[str, str]:
     else:
         context.device.manual_seed(seed)
     adapter = load_adapter(packaged.setup, ("transformer", "text_encoder"))
-    size = (packaged.config.rollout.height, packaged.config.rollout.width)
-    noise = normal(seed, (len(PROMPTS), *adapter.latent_shape(*size)))
+    size = extent_of(packaged.config.rollout)
+    noise = normal(seed, (len(PROMPTS), *adapter.latent_shape(size)))
     latents = noise.to(packaged.model.load.torch_device)
-    schedule = adapter.schedule(packaged.config.rollout.num_steps, *size)
+    schedule = adapter.schedule(packaged.config.rollout.num_steps, size)
     times = [schedule.sigmas[row] * schedule.timestep_scale for row in range(len(PROMPTS))]
     timesteps = torch.tensor(times, dtype=torch.float32, device=latents.device)
-    conditioning = adapter.collate(adapter.encode(PROMPTS))
+    conditioning = adapter.collate(adapter.encode(PROMPTS, None, size))
 
     def loss() -> torch.Tensor:
         return adapter.velocity(latents, timesteps, conditioning, 1.0).pow(2).mean()

@@ -46,5 +46,6 @@ SPEC = PluginSpec(
         "inputs": (),
         "guidance": True,
         "outline": "omni_portable.models.sd3.outline:outline",
+        "tiny": "omni_portable.models.sd3.tiny:build_tiny_sd3",
     },
 )

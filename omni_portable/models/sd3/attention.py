@@ -1,8 +1,7 @@
-"""Attention kernels of SD3's parts, applied and read back.
+"""Joint attention of SD3 by diffusers' dispatcher.
 
-diffusers' joint attention processor calls torch's scaled dot product attention directly, so `set_attention_backend` has
-no effect on it, without a word. :class:`JointAttention` does the same arithmetic through diffusers' dispatcher instead,
-and every setter here checks that the choice has arrived.
+diffusers' own processor calls torch's scaled dot product attention directly, so `set_attention_backend` has no effect
+on it, without a word. :class:`JointAttention` does the same arithmetic through the dispatcher instead.
 """
 
 from __future__ import annotations
@@ -11,16 +10,7 @@ from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
-
-from omni_portable.contracts.device import AttentionChoice
-from omni_portable.contracts.errors import AttentionUnavailable
-from omni_portable.models.loading import quiet_libraries
-
-DEFAULT = "native"
-"""Without a choice: torch's scaled dot product attention, as the stock pipeline uses."""
-
-_VAE_PROCESSORS: dict[str, type] = {"native": AttnProcessor2_0, "_native_math": AttnProcessor}
+from diffusers.models.attention_processor import Attention
 
 
 class JointAttention:
@@ -69,62 +59,3 @@ def _heads(
         normalise = getattr(attn, norm) if norm else None
         parts.append(part if normalise is None else normalise(part))
     return parts
-
-
-def apply_to_transformer(transformer: Any, choice: AttentionChoice | None) -> str:
-    """Make every attention layer of the transformer use the chosen diffusers backend; returns its name.
-
-    Raises:
-        AttentionUnavailable: not a diffusers backend, its package is missing, or a layer did not take it.
-    """
-    backend = _diffusers_name(choice, "transformer")
-    transformer.set_attn_processor(JointAttention())
-    try:
-        with quiet_libraries():
-            transformer.set_attention_backend(backend)
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise AttentionUnavailable(
-            f"diffusers cannot use the attention backend '{backend}' for the transformer: {error}"
-        ) from error
-    for name, processor in transformer.attn_processors.items():
-        if getattr(processor, "_attention_backend", None) != backend:
-            raise AttentionUnavailable(f"the attention layer '{name}' did not take the backend '{backend}'")
-    return backend
-
-
-def apply_to_vae(vae: Any, choice: AttentionChoice | None) -> str:
-    """Set the kernel of the VAE's attention, if it has any; returns its name.
-
-    Raises:
-        AttentionUnavailable: a backend that diffusers' VAE layers do not offer.
-    """
-    backend = _diffusers_name(choice, "vae")
-    if backend not in _VAE_PROCESSORS:
-        raise AttentionUnavailable(
-            f"diffusers' AutoencoderKL cannot use the attention backend '{backend}'",
-            remedy="choose another family for device.attention.vae",
-            choices=("sdpa", "math"),
-        )
-    vae.set_attn_processor(_VAE_PROCESSORS[backend]())
-    return backend
-
-
-def text_encoder_attention(choice: AttentionChoice | None) -> str:
-    """The attn_implementation of the CLIP encoders."""
-    if choice is None:
-        return "sdpa"
-    if choice.actor_library != "transformers":
-        raise AttentionUnavailable(
-            f"the text encoders are transformers models, the chosen '{choice.actor}' is a {choice.actor_library} name"
-        )
-    return choice.actor
-
-
-def _diffusers_name(choice: AttentionChoice | None, component: str) -> str:
-    if choice is None:
-        return DEFAULT
-    if choice.actor_library != "diffusers":
-        raise AttentionUnavailable(
-            f"the {component} is a diffusers model, the chosen '{choice.actor}' is a {choice.actor_library} name"
-        )
-    return choice.actor

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
-from omni_portable.contracts.errors import ConfigError, ModelError
-from omni_portable.models.folders import (
-    check_component_class,
-    component_class,
-    read_json,
-    read_model_index,
-    whole_numbers,
+from omni_portable.contracts.errors import ModelError
+from omni_portable.models.diffusers_folder import (
+    Fact,
+    check_image_size,
+    cross_check,
+    number_list,
+    read_configs,
+    read_scheduler,
 )
+from omni_portable.models.folders import check_component_class, component_class, read_json, whole_numbers
 
 PIPELINE = "StableDiffusion3Pipeline"
 CLIPS = ("text_encoder", "text_encoder_2")
@@ -85,13 +87,7 @@ class SD3Folder:
             ConfigError: a side that is not a multiple of the patch, or larger than the positional embedding.
         """
         unit = self.vae_scale * self.patch_size
-        largest = unit * int(self.transformer["pos_embed_max_size"])
-        for key, pixels in (("height", height), ("width", width)):
-            if pixels < unit or pixels % unit or pixels > largest:
-                raise ConfigError(
-                    f"rollout.{key} is {pixels}; {self.path} draws multiples of {unit} pixels up to {largest}",
-                    remedy=f"set rollout.{key} to {min(max(pixels - pixels % unit, unit), largest)}",
-                )
+        check_image_size(self.path, unit, unit * int(self.transformer["pos_embed_max_size"]), height, width)
         return int(self.transformer["in_channels"]), height // self.vae_scale, width // self.vae_scale
 
     def tokens(self, height: int, width: int) -> int:
@@ -122,9 +118,8 @@ def read_folder(path: Path) -> SD3Folder:
         ModelError: no such folder, not an SD3 pipeline, a missing file or key, parts that do not fit together, or no
             text encoder at all.
     """
-    index = read_model_index(path, PIPELINE)
-    check_component_class(path, index, "transformer", "SD3Transformer2DModel")
-    check_component_class(path, index, "vae", "AutoencoderKL")
+    configs = read_configs(path, PIPELINE, {"transformer": "SD3Transformer2DModel", "vae": "AutoencoderKL"})
+    index = read_json(path / "model_index.json")
     present = [name for name in ENCODER_CLASSES if component_class(index, name) is not None]
     if not present:
         raise ModelError(f"{path / 'model_index.json'} has no text encoder", choices=tuple(ENCODER_CLASSES))
@@ -132,9 +127,9 @@ def read_folder(path: Path) -> SD3Folder:
         check_component_class(path, index, name, ENCODER_CLASSES[name])
     folder = SD3Folder(
         path=path,
-        transformer=read_json(path / "transformer" / "config.json"),
-        vae=read_json(path / "vae" / "config.json"),
-        scheduler=read_json(path / "scheduler" / "scheduler_config.json"),
+        transformer=configs["transformer"],
+        vae=configs["vae"],
+        scheduler=read_scheduler(path),
         encoders={name: read_json(path / name / "config.json") for name in present},
     )
     _check_values(folder)
@@ -145,12 +140,7 @@ def read_folder(path: Path) -> SD3Folder:
 def _check_values(folder: SD3Folder) -> None:
     for name, config in {"transformer": folder.transformer, "vae": folder.vae, **folder.encoders}.items():
         whole_numbers(folder.path / name / "config.json", config, WHOLE_NUMBERS[name])
-    blocks = folder.vae.get("block_out_channels")
-    if not isinstance(blocks, list) or not blocks or not all(type(block) is int and block > 0 for block in blocks):
-        raise ModelError(
-            f"the model file {folder.path / 'vae' / 'config.json'}: 'block_out_channels' is {blocks!r}, not a list of "
-            "whole numbers above 0"
-        )
+    number_list(folder.path / "vae" / "config.json", folder.vae, "block_out_channels")
 
 
 def _cross_check(folder: SD3Folder) -> None:
@@ -158,7 +148,7 @@ def _cross_check(folder: SD3Folder) -> None:
     clips = [folder.encoders[name] for name in CLIPS if name in folder.encoders]
     width = sum(int(config["hidden_size"]) for config in clips)
     pooled = sum(int(config["projection_dim"]) for config in clips)
-    facts = [
+    facts: list[Fact] = [
         (transformer["in_channels"], folder.vae["latent_channels"], "transformer in_channels", "VAE latent_channels"),
         (
             transformer["in_channels"],
@@ -183,9 +173,7 @@ def _cross_check(folder: SD3Folder) -> None:
         )
     if T5 in folder.encoders:
         facts.append((joint, folder.encoders[T5]["d_model"], "transformer joint_attention_dim", "T5 d_model"))
-    for left, right, left_name, right_name in facts:
-        if left != right:
-            raise ModelError(f"{folder.path} does not fit together: {left_name} is {left}, {right_name} is {right}")
+    cross_check(folder.path, facts)
     if width + (folder.absent_clip_width if len(clips) == 1 else 0) > joint:
         raise ModelError(
             f"{folder.path} does not fit together: the CLIPs' hidden_size is {width}, more than the "

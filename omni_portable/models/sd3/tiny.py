@@ -5,30 +5,21 @@ For tests and smoke runs; it draws noise. Tokenizers are built in code (one toke
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from diffusers import (
-    AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
+from transformers import CLIPTextModelWithProjection
 
 from omni_portable.models.loading import quiet_libraries
 from omni_portable.models.sd3.folder import T5
-
-CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
+from omni_portable.models.tiny_encoders import tiny_clip, tiny_t5
+from omni_portable.models.tiny_vae import tiny_kl_vae
 
 
 def build_tiny_sd3(
@@ -81,7 +72,7 @@ def build_tiny_sd3(
                 dual_attention_layers=tuple(dual_attention_layers),
                 qk_norm=qk_norm,
             ),
-            "vae": _vae(latent_channels, vae_blocks),
+            "vae": tiny_kl_vae(latent_channels, vae_blocks),
             "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=dynamic_shifting),
             **_clip("", encoders, clip_width, clip_tokens),
             **_clip("_2", encoders, clip_width, clip_tokens),
@@ -91,58 +82,13 @@ def build_tiny_sd3(
     return path
 
 
-def _vae(latent_channels: int, blocks: int) -> AutoencoderKL:
-    return AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
-        latent_channels=latent_channels,
-        block_out_channels=(8,) * blocks,
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
-        layers_per_block=1,
-        norm_num_groups=4,
-        sample_size=16,
-        scaling_factor=1.5,
-        shift_factor=0.06,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-
-
 def _clip(suffix: str, encoders: Sequence[str], width: int, tokens: int) -> dict[str, object]:
     names = (f"text_encoder{suffix}", f"tokenizer{suffix}")
-    if names[0] not in encoders:
-        return dict.fromkeys(names)
-    vocabulary = [*CHARACTERS, *(f"{c}</w>" for c in CHARACTERS), "<|startoftext|>", "<|endoftext|>"]
-    config = CLIPTextConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=width,
-        projection_dim=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=tokens,
-        bos_token_id=len(vocabulary) - 2,
-        eos_token_id=len(vocabulary) - 1,
-        pad_token_id=len(vocabulary) - 1,
+    present = names[0] in encoders
+    return dict(
+        zip(names, tiny_clip(CLIPTextModelWithProjection, width, tokens) if present else (None, None), strict=True)
     )
-    tokenizer = CLIPTokenizer(
-        vocab={token: index for index, token in enumerate(vocabulary)}, merges=[], model_max_length=tokens
-    )
-    return {names[0]: CLIPTextModelWithProjection(config), names[1]: tokenizer}
 
 
 def _t5(encoders: Sequence[str], width: int) -> dict[str, object]:
-    if T5 not in encoders:
-        return {T5: None, "tokenizer_3": None}
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((c, -3.0) for c in CHARACTERS)]
-    config = T5Config(
-        vocab_size=len(vocabulary),
-        d_model=width,
-        d_kv=8,
-        d_ff=2 * width,
-        num_layers=2,
-        num_heads=2,
-        feed_forward_proj="gated-gelu",
-    )
-    return {T5: T5EncoderModel(config), "tokenizer_3": T5TokenizerFast(vocab=vocabulary, extra_ids=0)}
+    return dict(zip((T5, "tokenizer_3"), tiny_t5(width) if T5 in encoders else (None, None), strict=True))

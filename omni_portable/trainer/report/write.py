@@ -32,18 +32,18 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     path = out or run_dir
     if path.is_dir():
         path = path / REPORT
-    text = render(data)
+    text = render(data, path.parent)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return path
 
 
-def render(data: RunData) -> str:
-    """The document's text."""
+def render(data: RunData, folder: Path | None = None) -> str:
+    """The document's text, for a page in `folder` (the run directory if None)."""
     sections = [
         summary_section(data),
-        section("Before and after", "pictures", pictures(data)),
+        section("Before and after", "pictures", pictures(data, folder)),
         curves_section(data),
         consistency_section(data),
         timing_section(data),

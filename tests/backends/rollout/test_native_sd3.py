@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from omni_backends.rollout.native.engine import NativeRolloutEngine
-from omni_portable.contracts.rollout import SamplingPlan
-from omni_portable.models.lora import inject_configured_lora, lora_named_tensors
+from omni_portable.contracts.rollout import Extent, SamplingPlan
+from omni_portable.models.lora import lora_named_tensors
+from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.policy import split_conditioning, transition
 from omni_portable.models.sd3.tiny import build_tiny_sd3
 from omni_portable.models.setup import load_adapter
@@ -29,7 +30,7 @@ def generate(engine, requests):
 
 
 def requests_for(engine, count, **changes):
-    schedule = engine._adapter.schedule(4, 16, 16)
+    schedule = engine._adapter.schedule(4, Extent(16, 16))
     return [make_request(i, height=16, width=16, schedule=schedule, plan=WINDOW, **changes) for i in range(count)]
 
 

@@ -83,7 +83,7 @@ def test_the_old_policy_moves_only_when_told():
     start = engine.weights_checksum()
     engine.train_step(batch, ToyAlgorithm())
     assert engine.weights_checksum("old") == start != engine.weights_checksum()
-    engine.update_old_policy()
+    engine.update_old_policy(0.0)
     assert engine.weights_checksum("old") == engine.weights_checksum()
     assert torch.equal(engine.log_probs(batch, "old"), engine.log_probs(batch))
 

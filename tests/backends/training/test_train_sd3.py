@@ -18,7 +18,7 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires, TrainBatch
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.contracts.rollout import RolloutRequest, Schedule, Trajectory
+from omni_portable.contracts.rollout import Extent, RolloutRequest, Schedule, Trajectory
 from omni_portable.models.sd3.tiny import build_tiny_sd3
 from omni_portable.models.setup import EngineSetup
 from tests.backends.training.toy import assert_equal, snapshot
@@ -63,7 +63,7 @@ class Parts:
         self.actor = SingleTrainEngine(setup)
 
     def requests(self, count: int = 6, seed: int = 3) -> list[RolloutRequest]:
-        schedule: Schedule = self.actor._adapter.schedule(5, 16, 16)
+        schedule: Schedule = self.actor._adapter.schedule(5, Extent(16, 16))
         plan = self.algorithm.sampling_plan(schedule, seed)
         return [
             RolloutRequest(

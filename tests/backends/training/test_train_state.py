@@ -48,7 +48,7 @@ def everything(engine: SingleTrainEngine) -> dict[str, torch.Tensor]:
 def test_resume_equals_the_uninterrupted_run(tmp_path: Path, lora: int, dtype: torch.dtype):
     through = build(lora, dtype=dtype)
     train(through, 2, seed=0)
-    through.update_old_policy()
+    through.update_old_policy(0.0)
     train(through, 1, seed=50)
     through.save(tmp_path)
     saved = everything(through)

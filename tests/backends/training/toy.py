@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from omni_portable.algorithms.base import DiffusionAlgorithm
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.algorithm import LossRows, Replay, Requires, Rows, TrainBatch
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, SamplingPlan, Schedule, Trajectory
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, SamplingPlan, Schedule, Trajectory
 from omni_portable.models.policy import join_conditioning, transition
 from omni_portable.models.setup import EngineSetup
 
@@ -53,6 +54,9 @@ class ToyAdapter:
     def __init__(self, load: ModelLoad) -> None:
         self.transformer = ToyTransformer().to(load.dtype).eval()
 
+    def latent_streams(self, extent: Extent) -> dict[str, tuple[int, int]]:
+        return {"latents": (0, 18)}
+
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         return {name: torch.stack([c[name] for c in conditionings]) for name in conditionings[0]}
 
@@ -75,7 +79,7 @@ class ToyAdapter:
 
 
 @dataclass
-class ToyAlgorithm:
+class ToyAlgorithm(DiffusionAlgorithm):
     """The clipped policy gradient, optionally with a pull towards the reference mean."""
 
     clip: float = 0.2

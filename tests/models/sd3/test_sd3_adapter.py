@@ -12,11 +12,14 @@ from omni_portable.contracts import registry
 from omni_portable.contracts.device import AttentionChoice, AttentionRequest
 from omni_portable.contracts.errors import AttentionUnavailable, ConfigError, ModelError, WeightSyncError
 from omni_portable.contracts.model import DiffusionAdapter
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.lora import bound_lora_modules, inject_lora, lora_named_tensors
 from omni_portable.models.sd3 import SPEC, SD3Options
 from omni_portable.models.sd3.adapter import SD3Adapter
 from omni_portable.models.sd3.layout import fuse, rollout_name
 from omni_portable.models.weights import named_tensors
+
+SIZE = Extent(16, 16)
 
 
 def choice(component, actor, library="diffusers"):
@@ -32,7 +35,7 @@ def operators(function):
 
 def batch(adapter, rows=2):
     generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(rows, *adapter.latent_shape(16, 16), generator=generator)
+    latents = torch.randn(rows, *adapter.latent_shape(Extent(16, 16)), generator=generator)
     width = adapter.folder.transformer["joint_attention_dim"]
     conditioning = {
         "prompt_embeds": torch.randn(rows, 12, width, generator=generator),
@@ -63,7 +66,7 @@ def test_options_are_checked(tokens):
 @pytest.mark.parametrize(("variant", "clip_tokens"), [("clip", 16), ("t5", 20)])
 def test_token_count_is_clip_plus_t5(load_tiny, variant, clip_tokens):
     adapter = load_tiny(variant, components=("text_encoder",), options=SD3Options(max_sequence_length=9))
-    embeds = adapter.encode(["abc"])[0]["prompt_embeds"]
+    embeds = adapter.encode(["abc"], None, SIZE)[0]["prompt_embeds"]
     assert embeds.shape == (clip_tokens + 9, 40)
     assert bool((embeds[clip_tokens:] == 0).all()) == (variant == "clip")
     assert bool((embeds[:clip_tokens, 32:] == 0).all())
@@ -71,12 +74,12 @@ def test_token_count_is_clip_plus_t5(load_tiny, variant, clip_tokens):
 
 def test_an_embedding_does_not_depend_on_its_batch(load_tiny):
     adapter = load_tiny("t5", components=("text_encoder",))
-    alone, together = adapter.encode(["abc"])[0], adapter.encode(["longer prompt", "abc"])[1]
+    alone, together = adapter.encode(["abc"], None, SIZE)[0], adapter.encode(["longer prompt", "abc"], None, SIZE)[1]
     assert all(torch.equal(alone[name], together[name]) for name in alone)
 
 
 def test_a_truncated_prompt_is_reported(load_tiny, caplog):
-    load_tiny("clip", components=("text_encoder",)).encode(["a" * 30])
+    load_tiny("clip", components=("text_encoder",)).encode(["a" * 30], None, SIZE)
     assert "text_encoder reads 16 of the 32 tokens" in caplog.text
 
 
@@ -84,7 +87,11 @@ def test_only_the_parts_asked_for_are_loaded(load_tiny):
     actor = load_tiny(components=("transformer",))
     assert set(actor.attention_in_use) == {"transformer"}
     assert next(iter(actor.trainable_tensors()))[1].requires_grad
-    for call, part in ((lambda: actor.encode(["x"]), "text_encoder"), (lambda: actor.decode(torch.ones(1)), "vae")):
+    for call, part in (
+        (lambda: actor.encode(["x"], None, SIZE), "text_encoder"),
+        (lambda: actor.decode(torch.ones(1), SIZE), "vae"),
+        (lambda: actor.encode_media({}, SIZE), "vae"),
+    ):
         with pytest.raises(ModelError, match=f"the {part} of .* was not loaded"):
             call()
     scorer = load_tiny(components=("vae", "text_encoder"))
@@ -98,9 +105,9 @@ def test_only_the_parts_asked_for_are_loaded(load_tiny):
 
 def test_media_and_other_options_are_refused(load_tiny):
     adapter = load_tiny(components=("text_encoder",))
-    assert adapter.encode([], None) == []
+    assert adapter.encode([], None, SIZE) == []
     with pytest.raises(ConfigError, match="takes no input media"):
-        adapter.encode(["x"], [{"image": object()}])
+        adapter.encode(["x"], [{"image": object()}], SIZE)
     with pytest.raises(ConfigError, match="must be SD3Options"):
         load_tiny(options=registry.NoOptions())
 
@@ -109,17 +116,17 @@ def test_conditionings_of_different_lengths_are_not_stacked(load_tiny):
     adapter = load_tiny(components=("text_encoder",))
     short = load_tiny(components=("text_encoder",), options=SD3Options(max_sequence_length=4))
     with pytest.raises(ModelError, match="different shapes"):
-        adapter.collate([*adapter.encode(["x"]), *short.encode(["x"])])
+        adapter.collate([*adapter.encode(["x"], None, SIZE), *short.encode(["x"], None, SIZE)])
 
 
 @pytest.mark.parametrize(("height", "width", "message"), [(18, 16, "rollout.height to 16"), (16, 68, "to 64")])
 def test_sizes_that_cannot_be_drawn_are_refused(load_tiny, height, width, message):
     adapter = load_tiny(components=())
-    assert adapter.latent_shape(16, 64) == (4, 8, 32)
+    assert adapter.latent_shape(Extent(16, 64)) == (4, 8, 32)
     with pytest.raises(ConfigError, match=message):
-        adapter.latent_shape(height, width)
+        adapter.latent_shape(Extent(height, width))
     with pytest.raises(ConfigError, match=message):
-        adapter.schedule(4, height, width)
+        adapter.schedule(4, Extent(height, width))
 
 
 def test_initial_latents_are_the_noise(load_tiny):
@@ -185,7 +192,7 @@ def test_the_chosen_kernel_is_the_one_that_runs(load_tiny):
     with torch.no_grad():
         pair = [adapter.velocity(*arguments, 1.0) for adapter in (native, math)]
     torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
-    for part in (lambda a: a.encode(["abc"]), lambda a: a.decode(arguments[0])):
+    for part in (lambda a: a.encode(["abc"], None, SIZE), lambda a: a.decode(arguments[0], SIZE)):
         assert fused in operators(lambda part=part: part(native))
         assert fused not in operators(lambda part=part: part(math))
 

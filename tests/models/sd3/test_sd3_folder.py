@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from omni_portable.contracts.errors import ModelError
 from omni_portable.contracts.model import ModelLoad
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.sd3.adapter import SD3Adapter
 from omni_portable.models.sd3.tiny import build_tiny_sd3
+
+SIZE = Extent(16, 16)
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
@@ -181,7 +184,7 @@ def test_a_folder_without_any_encoder_is_refused(tmp_path):
 def test_an_absent_clip_contributes_zeros_of_its_width(tmp_path, present):
     full = load(build_tiny_sd3(tmp_path / "full", encoders=("text_encoder", "text_encoder_2", "text_encoder_3")))
     part = load(build_tiny_sd3(tmp_path / "part", encoders=present))
-    whole, some = full.encode(["a7"])[0], part.encode(["a7"])[0]
+    whole, some = full.encode(["a7"], None, SIZE)[0], part.encode(["a7"], None, SIZE)[0]
     assert {name: t.shape for name, t in whole.items()} == {name: t.shape for name, t in some.items()}
     width = whole["pooled_prompt_embeds"].shape[0] // 2
     first, second = some["pooled_prompt_embeds"][:width], some["pooled_prompt_embeds"][width:]
@@ -194,7 +197,7 @@ def test_an_absent_clip_contributes_zeros_of_its_width(tmp_path, present):
 
 def test_t5_alone_has_no_clip_tokens(tmp_path):
     adapter = load(build_tiny_sd3(tmp_path, encoders=("text_encoder_3",)))
-    conditioning = adapter.encode(["a7"])[0]
+    conditioning = adapter.encode(["a7"], None, SIZE)[0]
     assert conditioning["prompt_embeds"].shape[0] == 256
     assert not conditioning["pooled_prompt_embeds"].any()
 
@@ -208,7 +211,7 @@ def test_a_tokenizer_without_vocabulary_is_refused(folder):
 def test_other_schedulers_are_refused(folder):
     edit(folder / "scheduler" / "scheduler_config.json", _class_name="DDIMScheduler")
     with pytest.raises(ModelError, match="DDIMScheduler"):
-        load(folder).schedule(4, 16, 16)
+        load(folder).schedule(4, Extent(16, 16))
 
 
 def test_sharded_folders_name_the_shard(sharded):

@@ -7,8 +7,11 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.policy import transition
 from omni_portable.models.sd3 import SD3Options
+
+SIZE = Extent(16, 16)
 
 PROMPTS = ["the text R7", "a sign that says hello, much longer than the model reads", ""]
 NEGATIVE = "blurry"
@@ -35,7 +38,7 @@ def stock_encoding(pipeline, prompts):
 
 def test_prompt_embeddings_are_the_stock_ones(both):
     pipeline, adapter = both
-    for prompt, encoded in zip(PROMPTS, adapter.encode(PROMPTS), strict=True):
+    for prompt, encoded in zip(PROMPTS, adapter.encode(PROMPTS, None, SIZE), strict=True):
         embeds, pooled = stock_encoding(pipeline, [prompt])
         assert torch.equal(encoded["prompt_embeds"], embeds[0])
         assert torch.equal(encoded["pooled_prompt_embeds"], pooled[0])
@@ -44,7 +47,7 @@ def test_prompt_embeddings_are_the_stock_ones(both):
 def test_batched_stock_embeddings_agree_too(both):
     pipeline, adapter = both
     embeds, pooled = stock_encoding(pipeline, PROMPTS)
-    batch = adapter.collate(adapter.encode(PROMPTS))
+    batch = adapter.collate(adapter.encode(PROMPTS, None, SIZE))
     torch.testing.assert_close(batch["prompt_embeds"], embeds, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
 
@@ -52,9 +55,9 @@ def test_batched_stock_embeddings_agree_too(both):
 @pytest.mark.parametrize("steps", [1, 4, 10])
 def test_schedule_is_the_stock_one(both, steps):
     pipeline, adapter = both
-    noise = torch.zeros(1, *adapter.latent_shape(HEIGHT, WIDTH))
+    noise = torch.zeros(1, *adapter.latent_shape(Extent(HEIGHT, WIDTH)))
     pipeline("x", height=HEIGHT, width=WIDTH, num_inference_steps=steps, latents=noise, output_type="latent")
-    schedule = adapter.schedule(steps, HEIGHT, WIDTH)
+    schedule = adapter.schedule(steps, Extent(HEIGHT, WIDTH))
     assert list(schedule.sigmas) == pipeline.scheduler.sigmas.tolist()
     sigmas = torch.tensor(schedule.sigmas[:-1])
     assert torch.equal(sigmas * schedule.timestep_scale, pipeline.scheduler.timesteps)
@@ -63,7 +66,9 @@ def test_schedule_is_the_stock_one(both, steps):
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 def test_ode_sampling_gives_the_stock_latents_and_pixels(both, guidance):
     pipeline, adapter = both
-    noise = torch.randn(len(PROMPTS), *adapter.latent_shape(HEIGHT, WIDTH), generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(
+        len(PROMPTS), *adapter.latent_shape(Extent(HEIGHT, WIDTH)), generator=torch.Generator().manual_seed(1)
+    )
     arguments = {
         "prompt": PROMPTS,
         "negative_prompt": [NEGATIVE] * len(PROMPTS),
@@ -79,7 +84,7 @@ def test_ode_sampling_gives_the_stock_latents_and_pixels(both, guidance):
     torch.testing.assert_close(latents, expected, atol=1e-5, rtol=1e-5)
 
     pictures = pipeline(**arguments, latents=noise.clone(), output_type="pil").images
-    for picture, artifacts in zip(pictures, adapter.decode(latents), strict=True):
+    for picture, artifacts in zip(pictures, adapter.decode(latents, Extent(HEIGHT, WIDTH)), strict=True):
         image = artifacts["image"]
         assert (image.modality, image.layout, image.data.dtype) == ("image", "CHW", torch.uint8)
         difference = image.data.permute(1, 2, 0).numpy().astype(int) - np.asarray(picture).astype(int)
@@ -88,9 +93,9 @@ def test_ode_sampling_gives_the_stock_latents_and_pixels(both, guidance):
 
 
 def sample_ode(adapter, noise, guidance):
-    schedule = adapter.schedule(STEPS, HEIGHT, WIDTH)
-    positive = adapter.collate(adapter.encode(PROMPTS))
-    negative = adapter.collate(adapter.encode([NEGATIVE] * len(PROMPTS)))
+    schedule = adapter.schedule(STEPS, Extent(HEIGHT, WIDTH))
+    positive = adapter.collate(adapter.encode(PROMPTS, None, SIZE))
+    negative = adapter.collate(adapter.encode([NEGATIVE] * len(PROMPTS), None, SIZE))
     latents = noise
     with torch.no_grad():
         for step in range(schedule.num_steps):
@@ -110,10 +115,10 @@ def sample_ode(adapter, noise, guidance):
 
 def test_pixels_are_rounded_not_truncated(load_tiny):
     adapter = load_tiny("clip", components=("vae",))
-    latents = torch.randn(1, *adapter.latent_shape(HEIGHT, WIDTH), generator=torch.Generator().manual_seed(2))
+    latents = torch.randn(1, *adapter.latent_shape(Extent(HEIGHT, WIDTH)), generator=torch.Generator().manual_seed(2))
     scaled = latents / adapter._vae.config.scaling_factor + adapter._vae.config.shift_factor
     with torch.no_grad():
         exact = (adapter._vae.decode(scaled).sample[0] / 2 + 0.5).clamp(0, 1) * 255
-    pixels = adapter.decode(latents)[0]["image"].data
+    pixels = adapter.decode(latents, Extent(HEIGHT, WIDTH))[0]["image"].data
     assert (pixels - exact).abs().max() <= 0.5
     assert (pixels - exact).min() < -0.1 < 0.1 < (pixels - exact).max()

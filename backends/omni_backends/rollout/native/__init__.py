@@ -1,4 +1,4 @@
-"""The native rollout engine: denoises in this process with the family's own adapter. Loads without torch."""
+"""The native rollout engine: denoises or decodes in this process with the family's own adapter. Loads without torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NativeOptions:
 
 SPEC = PluginSpec(
     name="native",
-    summary="denoises in process with the model's own adapter; on-policy ratios are exactly 1",
-    target="omni_backends.rollout.native.engine:NativeRolloutEngine",
+    summary="denoises or decodes in process with the model's own adapter; on-policy ratios are exactly 1",
+    target="omni_backends.rollout.native.kinds:native_engine",
     options=NativeOptions,
     capabilities={
-        "kinds": ("diffusion",),
+        "kinds": ("diffusion", "autoregressive"),
         "step_kinds": ("sde", "cps", "dance_sde"),
         "request_batching": True,
         "prompt_cache": True,

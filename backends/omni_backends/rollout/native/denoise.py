@@ -10,7 +10,7 @@ import torch
 from omni_portable.contracts.errors import NonFiniteError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import Conditioning, RolloutRequest, Trajectory
+from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Trajectory
 from omni_portable.models.policy import Transition, join_conditioning, transition
 from omni_portable.rollout.batching import ShapeKey
 from omni_portable.samplers.noise import INITIAL, unit_noise
@@ -63,6 +63,11 @@ class PackRun:
     def size(self) -> int:
         """B, the rows of every forward."""
         return len(self._requests)
+
+    @property
+    def extent(self) -> Extent:
+        """Size of every sample of the pack."""
+        return self._key.extent
 
     @property
     def num_steps(self) -> int:

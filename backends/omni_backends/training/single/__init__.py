@@ -6,7 +6,7 @@ from omni_portable.contracts.registry import PluginSpec
 
 SPEC = PluginSpec(
     name="single",
-    summary="trains a diffusion transformer (LoRA or all weights) in one process on one device",
+    summary="trains a diffusion transformer or a language model (LoRA or all weights) in one process on one device",
     target="omni_backends.training.single.engine:SingleTrainEngine",
-    capabilities={"kinds": ("diffusion",), "lora": True, "full": True, "ranks": 1},
+    capabilities={"kinds": ("diffusion", "autoregressive"), "lora": True, "full": True, "ranks": 1},
 )

@@ -1,10 +1,10 @@
-"""Single-process training of a diffusion transformer: replay, loss, one optimizer step, weights for rollout."""
+"""Single-process training of a diffusion transformer or language model: replay, loss, one optimizer step, weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -12,17 +12,25 @@ from omni_backends.training.accumulate import accumulate
 from omni_backends.training.checkpoint import load_engine, save_engine
 from omni_backends.training.export import export_full, export_lora
 from omni_backends.training.lifecycle import TAGS, SleepGuard
+from omni_backends.training.micro import Forward, MicroBatch, sample_weights
+from omni_backends.training.noised import noised_batches
 from omni_backends.training.optim import MasterOptimizer
 from omni_backends.training.policies import Policies
-from omni_backends.training.replay import micro_batches, replay_step, sample_weights, stored_steps
+from omni_backends.training.replay import transition_batches
+from omni_backends.training.rows import filled_up
+from omni_backends.training.teachers import Teachers
+from omni_backends.training.tokens import token_batches, total_weight
+from omni_portable.config.kinds import trained_kind
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.lifecycle import Ack
+from omni_portable.contracts.tokens import AnyAlgorithm, TokenAlgorithm
 from omni_portable.contracts.training import Policy, StepResult
 from omni_portable.contracts.weights import WeightStream
-from omni_portable.models.lora import inject_configured_lora, trainable_named_tensors
-from omni_portable.models.setup import EngineSetup, load_adapter
+from omni_portable.models.lora import trainable_named_tensors
+from omni_portable.models.lora_file import inject_configured_lora
+from omni_portable.models.setup import EngineSetup, load_adapter, load_token_adapter
 from omni_portable.models.weights import checksums, make_stream
 
 
@@ -44,7 +52,8 @@ class SingleTrainEngine:
         config, self._setup = setup.config, setup
         self._micro_size = config.actor.micro_batch_size or config.rollout.max_num_seqs
         self._device = setup.load.torch_device
-        self._adapter = load_adapter(setup, ("transformer",))
+        self._tokens = trained_kind(config) == "autoregressive"
+        self._adapter: Any = (load_token_adapter if self._tokens else load_adapter)(setup, ("transformer",))
         self._module = self._adapter.transformer
         self._lora = inject_configured_lora(self._adapter, config.model.lora, config.trainer.seed)
         if self._lora is None:
@@ -59,9 +68,11 @@ class SingleTrainEngine:
             parameters,
             self._optimizer.masters,
             adapter=self._lora is not None,
+            base_is_reference=not config.model.lora.path,
             requires=setup.requires,
             ema_decay=config.actor.ema_decay,
         )
+        self._teachers = Teachers(setup) if setup.requires.teacher else None
         self._guard = self._make_guard()
 
     @property
@@ -70,16 +81,22 @@ class SingleTrainEngine:
         return self._optimizer.steps_done
 
     def log_probs(self, batch: TrainBatch, policy: Policy = "current") -> torch.Tensor:
-        """(N, W) fp32 on the CPU, no gradient, in the micro-batches that training uses (equal weights: equal bits)."""
+        """(N, W) fp32 on the CPU, no gradient, in the micro-batches that training uses (equal weights: equal bits).
+
+        W are the stored steps, or the tokens of the longest response; NaN where a response has ended.
+        """
         self._guard.require_awake("score transitions", *self._needs(policy))
         with torch.no_grad(), self._policies.running(policy):
+            if self._tokens:
+                batches = token_batches(batch, None, self._micro_size, self._device)
+                return filled_up([one.recorded(one.forward(self._adapter, 0)) for one in batches]).to("cpu")
             rows = [
-                torch.stack([replay_step(self._adapter, micro, w).log_prob for w in range(micro.num_steps)], dim=1)
-                for micro in micro_batches(self._adapter, batch, self._micro_size, self._device)
+                torch.stack([micro.forward(self._adapter, w).log_prob for w in range(micro.num_steps)], dim=1)
+                for micro in transition_batches(self._adapter, batch, self._micro_size, self._device)
             ]
             return torch.cat(rows).to("cpu")
 
-    def train_step(self, batch: TrainBatch, algorithm: Algorithm) -> StepResult:
+    def train_step(self, batch: TrainBatch, algorithm: AnyAlgorithm) -> StepResult:
         """One optimizer step over the whole batch (see `accumulate` for the loss).
 
         Raises:
@@ -91,15 +108,15 @@ class SingleTrainEngine:
         """
         self._guard.require_awake("train", *TAGS)
         _check_requires(algorithm, self._setup)
-        stored_steps(batch)
         self._optimizer.zero_grad()
+        total = self._total_weight(batch, algorithm)
         try:
             log = accumulate(
                 self._adapter,
-                micro_batches(self._adapter, batch, self._micro_size, self._device),
+                self._micro_batches(batch, algorithm),
                 algorithm,
-                total_weight=float(sample_weights(batch).double().sum()),
-                reference=self._reference if algorithm.requires.reference_policy else None,
+                total_weight=total,
+                others=self._others(algorithm),
                 gradient_norm=self._optimizer.gradient_norm,
             )
             log.check_finite()
@@ -108,10 +125,10 @@ class SingleTrainEngine:
         finally:
             self._optimizer.zero_grad()
         self._policies.after_step()
-        metrics = {**log.metrics(), "actor/grad_norm": float(norm), "actor/lr": lr}
+        metrics = {**log.metrics(total if self._tokens else None), "actor/grad_norm": float(norm), "actor/lr": lr}
         return StepResult(metrics, log.log_probs())
 
-    def update_old_policy(self, decay: float = 0.0) -> None:
+    def update_old_policy(self, decay: float) -> None:
         """old <- decay * old + (1 - decay) * current (0 copies), for algorithms that require an old policy."""
         self._guard.require_awake("update its old policy", *TAGS)
         self._policies.update_old(decay)
@@ -160,8 +177,35 @@ class SingleTrainEngine:
         with torch.no_grad(), self._policies.running(policy):
             export_full(folder, self._module)
 
-    def _reference(self) -> AbstractContextManager[None]:
-        return self._policies.running("reference")
+    def _total_weight(self, batch: TrainBatch, algorithm: AnyAlgorithm) -> float:
+        if self._tokens:
+            return total_weight(batch, cast(TokenAlgorithm, algorithm))
+        return float(sample_weights(batch).double().sum())
+
+    def _micro_batches(self, batch: TrainBatch, algorithm: AnyAlgorithm) -> Iterator[MicroBatch]:
+        if self._tokens:
+            return token_batches(batch, cast(TokenAlgorithm, algorithm), self._micro_size, self._device)
+        algorithm = cast(Algorithm, algorithm)
+        if algorithm.row_kind == "noised":
+            return noised_batches(self._adapter, batch, algorithm, self._micro_size, self._device)
+        return transition_batches(self._adapter, batch, self._micro_size, self._device)
+
+    def _others(self, algorithm: AnyAlgorithm) -> dict[Policy, Forward]:
+        """The policies that the algorithm compares with, each as a forward of a micro-batch."""
+        requires = algorithm.requires
+        wanted: dict[Policy, bool] = {"reference": requires.reference_policy, "old": requires.old_policy}
+        others = {policy: self._under(policy) for policy, needed in wanted.items() if needed}
+        if requires.teacher:
+            assert self._teachers is not None  # _check_requires
+            others["teacher"] = self._teachers.forward
+        return others
+
+    def _under(self, policy: Policy) -> Forward:
+        def forward(micro: MicroBatch, step: int) -> Any:
+            with self._policies.running(policy):
+                return micro.forward(self._adapter, step)
+
+        return forward
 
     def _needs(self, policy: Policy) -> tuple[SleepTag, ...]:
         return TAGS if policy in self._policies.copies else ("weights",)
@@ -169,6 +213,8 @@ class SingleTrainEngine:
     def _make_guard(self) -> SleepGuard:
         pool = self._setup.device.memory.pool("actor")
         pool.register("weights", self._module)
+        for teacher in self._teachers.modules() if self._teachers else ():
+            pool.register("weights", teacher)
         pool.register("optimizer", self._optimizer.adamw)
         if self._optimizer.separate_masters:
             pool.register("optimizer", torch.nn.ParameterList(self._optimizer.separate_masters))
@@ -197,8 +243,8 @@ def _check_config(setup: EngineSetup) -> None:
             raise ConfigError(f"actor.{name} is {getattr(actor, name)}; it must be at least 0")
 
 
-def _check_requires(algorithm: Algorithm, setup: EngineSetup) -> None:
-    for name in ("reference_policy", "old_policy", "ema"):
+def _check_requires(algorithm: AnyAlgorithm, setup: EngineSetup) -> None:
+    for name in ("reference_policy", "old_policy", "ema", "teacher"):
         if getattr(algorithm.requires, name) and not getattr(setup.requires, name):
             raise CapabilityError(
                 f"algorithm '{algorithm.name}' requires {name}, but the train engine was built without it",

@@ -1,0 +1,35 @@
+"""MixGRPO (arXiv 2507.21802): Flow-GRPO in a short window of stochastic steps that slides. Loads without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omni_portable.algorithms.flow_grpo.options import FlowGRPOOptions
+from omni_portable.contracts.registry import PluginSpec
+
+
+@dataclass(frozen=True)
+class MixGRPOOptions(FlowGRPOOptions):
+    """Keys of `algorithm` for 'mix_grpo': those of 'flow_grpo', with a sliding window."""
+
+    window_mode: Literal["all", "fixed", "random", "subset", "progressive"] = "progressive"
+    """'progressive' slides from the noisy end on; 'random' puts the window anywhere in its range."""
+    window_size: int = 2
+    """Stochastic steps; all others are ODE steps."""
+    window_range: list[int] = field(default_factory=lambda: [0, 5])
+    """[low, high) that the window slides over."""
+
+
+SPEC = PluginSpec(
+    name="mix_grpo",
+    summary="MixGRPO: Flow-GRPO with a sliding window of stochastic steps, ODE steps elsewhere",
+    target="omni_portable.algorithms.mix_grpo.algorithm:MixGRPO",
+    options=MixGRPOOptions,
+    capabilities={
+        "kind": "diffusion",
+        "needs_log_probs": True,
+        "min_group_size": 2,
+        "step_kinds": ("sde", "cps", "dance_sde"),
+    },
+)

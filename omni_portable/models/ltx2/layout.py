@@ -1,0 +1,8 @@
+"""LTX-2's tensor names in the rollout engine (vLLM-Omni 0.30): the projections of both streams' self-attention are
+fused, all other names are diffusers' own."""
+
+from __future__ import annotations
+
+from omni_portable.models.self_attention_layout import self_attention_layout
+
+LAYOUT = self_attention_layout("attn1", "audio_attn1")
