@@ -96,11 +96,19 @@ def test_parts_that_do_not_fit_together(folder, file, change, message):
 
 
 def test_a_text_encoder_config_of_the_older_form_is_read(folder):
+    size = Extent(16, 16)
+    before = load(folder).encode(["abc"], None, size)[0]["prompt_embeds"]
     path = folder / "text_encoder" / "config.json"
-    nested = json.loads(path.read_text())["text_config"]
-    edit(path, **(nested | {"text_config": "absent", "model_type": "qwen2_5_vl"}))
-    requests = QwenImageAdapter.attention_requests(folder, "float32", training=False)
-    assert requests[1].head_dim == 8
+    text = json.loads(path.read_text())["text_config"]
+    rope = text["rope_parameters"]
+    older = {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    absent = dict.fromkeys(("text_config", "rope_parameters", "layer_types"), "absent")
+    edit(path, **(text | older | absent | {"model_type": "qwen2_5_vl"}))
+    assert QwenImageAdapter.attention_requests(folder, "float32", training=False)[1].head_dim == 8
+    assert torch.equal(load(folder).encode(["abc"], None, size)[0]["prompt_embeds"], before)
     edit(path, num_key_value_heads="absent")
     with pytest.raises(ModelError, match="text_encoder/config.json lacks the key 'num_key_value_heads'"):
         load(folder)
