@@ -9,7 +9,7 @@ from pathlib import Path
 import omni_portable
 from omni_portable.config.convert import suggest
 from omni_portable.config.paths import user_path
-from omni_portable.config.tiny import TINY, tiny_builder, tiny_folder
+from omni_portable.config.tiny import TINY, tiny_builder, tiny_folder, tiny_target
 from omni_portable.contracts.errors import ConfigError, ModelError
 
 BUILTIN = "builtin:"
@@ -61,6 +61,34 @@ def resolve_model_path(path: str) -> Path:
         return tiny_folder(path.removeprefix(TINY))
     folder = user_path(path, "model.path")
     return _downloaded(path) if HUB_ID.fullmatch(path) and not folder.exists() else folder
+
+
+def find_model_path(path: str) -> Path | None:
+    """As :func:`resolve_model_path`, but nothing is built, and None for a model that is not on this machine: a tiny one
+    that was not built yet, a hub's id that was not downloaded, or a folder that does not exist.
+
+    Raises:
+        ConfigError: an unknown builtin or tiny name, or a path where nobody can look.
+    """
+    if path.startswith(TINY):
+        folder = tiny_target(path.removeprefix(TINY))
+    elif HUB_ID.fullmatch(path) and not user_path(path, "model.path").exists():
+        if not _in_hub_cache(path):
+            return None
+        try:
+            folder = _downloaded(path)
+        except ModelError:  # a cache folder without a complete snapshot
+            return None
+    else:
+        folder = resolve_model_path(path)
+    return folder if folder.is_dir() else None
+
+
+def _in_hub_cache(hub_id: str) -> bool:
+    """Does the hub's cache have a folder for the model? Asked before the hub's library, which is slow to import."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}").is_dir()
 
 
 def _downloaded(hub_id: str) -> Path:

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from omni_portable.config.assets import packaged, resolve_model_path
+from omni_portable.config.assets import find_model_path, packaged, resolve_model_path
 from omni_portable.config.compose import compose_recipe
 from omni_portable.config.convert import Source, all_keys, build, join
 from omni_portable.config.overrides import apply_overrides, parse_overrides
@@ -24,6 +24,7 @@ from omni_portable.contracts.errors import ConfigError
 
 __all__ = [
     "algorithm_options",
+    "find_model_path",
     "find_recipe",
     "list_recipes",
     "load_config",

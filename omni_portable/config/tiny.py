@@ -50,8 +50,7 @@ def tiny_folder(name: str) -> Path:
     Raises:
         ConfigError: an unknown name, or a cache that cannot be written.
     """
-    target = tiny_builder(name)
-    folder = cache_root() / "tiny" / f"{name.replace('/', '-')}-{_fingerprint(target)}"
+    target, folder = tiny_builder(name), tiny_target(name)
     if folder.is_dir():
         return folder
     module, _, function = target.partition(":")
@@ -69,6 +68,16 @@ def tiny_folder(name: str) -> Path:
     finally:
         shutil.rmtree(building)
     return folder
+
+
+def tiny_target(name: str) -> Path:
+    """Where :func:`tiny_folder` has or will have the folder; nothing is built.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    target = tiny_builder(name)
+    return cache_root() / "tiny" / f"{name.replace('/', '-')}-{_fingerprint(target)}"
 
 
 def cache_root() -> Path:

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.errors import ConfigError, ModelError
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.folders import check_component_class, read_json, read_model_index
 
 Fact = tuple[object, object, str, str]
 """Two values that must be equal, and what each of them is."""
+
+SIDE = 2
+"""Latents per token along each side, where a transformer reads latents in packs (see `packing`)."""
 
 
 def read_configs(path: Path, pipeline: str, classes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -71,3 +75,31 @@ def check_image_size(path: Path, unit: int, largest: int | None, height: int, wi
                 + (f" up to {largest}" if largest is not None else ""),
                 remedy=f"set rollout.{key} to {near if largest is None else min(near, largest)}",
             )
+
+
+def check_video_size(path: Path, unit: int, extent: Extent) -> None:
+    """`ConfigError` for a side that is no multiple of `unit` pixels, or an extent without a frame rate."""
+    for key, pixels in (("height", extent.height), ("width", extent.width)):
+        if pixels < unit or pixels % unit:
+            raise ConfigError(
+                f"rollout.{key} is {pixels}; {path} draws multiples of {unit} pixels",
+                remedy=f"set rollout.{key} to {max(pixels - pixels % unit, unit)}",
+            )
+    if extent.frame_rate <= 0:
+        raise ConfigError(
+            f"rollout.frame_rate is {extent.frame_rate:g}; a video needs frames per second",
+            remedy="set rollout.frame_rate, for example to 24",
+        )
+
+
+def check_frame_count(path: Path, step: int, offset: int, least: int, frames: int) -> None:
+    """`ConfigError` unless `frames` is `step` n + `offset` and at least `least`."""
+    if frames >= least and frames % step == offset % step:
+        return
+    below = frames - (frames - offset) % step
+    choices = [count for count in (below, below + step) if count >= least] or [least]
+    raise ConfigError(
+        f"rollout.num_frames is {frames}; {path} draws videos of {step} n + {offset} frames, at least {least}",
+        remedy=f"set rollout.num_frames to {choices[-1]}",
+        choices=[str(count) for count in choices],
+    )

@@ -1,9 +1,10 @@
 """What may be known of a model without loading it: parts, sizes, attention, and the memory that its passes take.
 
 Torch-free. A family's spec names its outline as the capability 'outline', 'module:function'; the function is called as
-``function(path, options, dtype, training)`` with the recipe's `model.path` (a 'builtin:' name already resolved), the
-family's options object, the dtype's name, and whether the transformer is trained. It reads config files and headers of
-weight files, never tensors. A family without one can be trained, but not planned.
+``function(path, options, dtype, training)`` with the model's folder, or with the recipe's `model.path` where that is
+not on this machine (a hub's id that was not downloaded, a 'tiny:' name that was not built), the family's options
+object, the dtype's name, and whether the transformer is trained. It reads config files and headers of weight files,
+never tensors. A family without one can be trained, but not planned; those without formulas share `folder_outline`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from omni_portable.config.loader import plugin_options, resolve_model_path
+from omni_portable.config.loader import find_model_path, plugin_options
 from omni_portable.config.plugins import plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.device import AttentionRequest, Component
@@ -183,4 +184,5 @@ def read_outline(config: RunConfig, dtype: str, training: bool = True) -> ModelO
         Callable[[str, object, str, bool], ModelOutline], getattr(importlib.import_module(module), attribute)
     )
     options = plugin_options("model", family, config.model.options, key="model.options")
-    return outline(str(resolve_model_path(config.model.path)), options, dtype, training)
+    found = find_model_path(config.model.path)
+    return outline(config.model.path if found is None else str(found), options, dtype, training)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-SIDE = 2
-"""Latents per token along each side."""
+from omni_portable.models.diffusers_folder import SIDE
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:

@@ -6,45 +6,16 @@ What is missing, of another kind or of another size is named, never adjusted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-from omni_portable.contracts.errors import ArtifactError, ConfigError
+from omni_portable.contracts.errors import ArtifactError
 from omni_portable.contracts.media import MediaArtifact, require_artifact
 from omni_portable.contracts.rollout import Extent
 
 WHO = "the model"
 SPARE_SECONDS = 0.1
 """How much longer than its video a sound may be: a codec's last frame."""
-
-
-def check_video_size(path: Path, unit: int, extent: Extent) -> None:
-    """`ConfigError` for a side that is no multiple of `unit` pixels, or an extent without a frame rate."""
-    for key, pixels in (("height", extent.height), ("width", extent.width)):
-        if pixels < unit or pixels % unit:
-            raise ConfigError(
-                f"rollout.{key} is {pixels}; {path} draws multiples of {unit} pixels",
-                remedy=f"set rollout.{key} to {max(pixels - pixels % unit, unit)}",
-            )
-    if extent.frame_rate <= 0:
-        raise ConfigError(
-            f"rollout.frame_rate is {extent.frame_rate:g}; a video needs frames per second",
-            remedy="set rollout.frame_rate, for example to 24",
-        )
-
-
-def check_frame_count(path: Path, step: int, offset: int, least: int, frames: int) -> None:
-    """`ConfigError` unless `frames` is `step` n + `offset` and at least `least`."""
-    if frames >= least and frames % step == offset % step:
-        return
-    below = frames - (frames - offset) % step
-    choices = [count for count in (below, below + step) if count >= least] or [least]
-    raise ConfigError(
-        f"rollout.num_frames is {frames}; {path} draws videos of {step} n + {offset} frames, at least {least}",
-        remedy=f"set rollout.num_frames to {choices[-1]}",
-        choices=[str(count) for count in choices],
-    )
 
 
 def video_pixels(media: Mapping[str, MediaArtifact], name: str, extent: Extent) -> torch.Tensor:

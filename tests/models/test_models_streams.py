@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from omni_portable.contracts.errors import ArtifactError, ConfigError, ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import Extent
+from omni_portable.models.diffusers_folder import check_frame_count
 from omni_portable.models.flow_shift import ShiftedStream
 from omni_portable.models.guidance import linear_guidance
 from omni_portable.models.guidance_x0 import clean_space_guidance
@@ -17,7 +18,6 @@ from omni_portable.models.streams import bounds, elements, join, split
 from omni_portable.models.video import (
     audio_artifact,
     audio_samples,
-    check_frame_count,
     fitted_samples,
     video_artifact,
     video_pixels,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
@@ -19,11 +17,8 @@ from omni_portable.models.autoregressive.options import ChatOptions
 from omni_portable.models.autoregressive.policy import LanguagePolicy
 from omni_portable.models.autoregressive.scoring import score_rows
 from omni_portable.models.autoregressive.text import ChatTokenizer
-from omni_portable.models.folders import whole_numbers
 
 COMPONENTS = ("transformer", "text_encoder")
-NUMBERS = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers")
-"""Keys of a language model's configuration that are computed with."""
 ATTENTION_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 
@@ -128,21 +123,3 @@ def attention_kernel(load: ModelLoad) -> str:
             f"the language model is a transformers model, '{choice.actor}' is a {choice.actor_library} name"
         )
     return choice.actor
-
-
-def language_request(file: Path, config: Mapping[str, Any], dtype: str, training: bool) -> AttentionRequest:
-    """What the language model needs, by its (part of the) config file.
-
-    Raises:
-        ModelError: a key that is missing or no whole number.
-    """
-    whole_numbers(file, config, NUMBERS)
-    heads = int(config["num_attention_heads"])
-    return AttentionRequest(
-        "language_model",
-        dtype,
-        int(config.get("head_dim") or config["hidden_size"] // heads),
-        causal=True,
-        grouped_query=heads != config["num_key_value_heads"],
-        backward=training,
-    )

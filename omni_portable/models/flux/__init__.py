@@ -40,6 +40,7 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": (),
         "guidance": True,
+        "outline": "omni_portable.models.flux.outline:outline",
         "tiny": "omni_portable.models.flux.tiny:build_tiny_flux",
     },
 )

@@ -8,13 +8,14 @@ from diffusers import FluxTransformer2DModel
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning
 from omni_portable.models.attention import apply_to_transformer, text_encoder_attention
+from omni_portable.models.diffusers_folder import SIDE
 from omni_portable.models.flux import FluxOptions
 from omni_portable.models.flux.folder import read_folder
 from omni_portable.models.flux.text import TextEncoders
 from omni_portable.models.fused_layout import JOINT_ATTENTION
 from omni_portable.models.kl_image_adapter import JOINT_ATTENTION_TARGETS, KLImageAdapter
 from omni_portable.models.loading import load_diffusers
-from omni_portable.models.packing import SIDE, pack, unpack
+from omni_portable.models.packing import pack, unpack
 from omni_portable.models.text_encoding import T5_ATTENTION
 
 TIMESTEPS = 1000.0

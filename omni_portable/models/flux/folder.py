@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.models.diffusers_folder import (
+    SIDE,
     check_image_size,
     cross_check,
     number_list,
@@ -16,7 +17,6 @@ from omni_portable.models.diffusers_folder import (
     read_scheduler,
 )
 from omni_portable.models.folders import whole_numbers
-from omni_portable.models.packing import SIDE
 
 PIPELINE = "FluxPipeline"
 CLASSES = {

@@ -43,6 +43,7 @@ SPEC = PluginSpec(
         "artifacts": {"video": "video", "audio": "audio"},
         "inputs": (),
         "guidance": True,
+        "outline": "omni_portable.models.ltx2.outline:outline",
         "tiny": "omni_portable.models.ltx2.tiny:build_tiny_ltx2",
     },
 )

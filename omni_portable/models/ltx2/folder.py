@@ -10,9 +10,16 @@ from typing import Any
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.contracts.rollout import Extent
-from omni_portable.models.diffusers_folder import Fact, cross_check, number_list, read_configs, read_scheduler
+from omni_portable.models.diffusers_folder import (
+    Fact,
+    check_frame_count,
+    check_video_size,
+    cross_check,
+    number_list,
+    read_configs,
+    read_scheduler,
+)
 from omni_portable.models.folders import component_class, read_json, whole_numbers
-from omni_portable.models.video import check_frame_count, check_video_size
 
 PIPELINE = "LTX2Pipeline"
 CLASSES = {

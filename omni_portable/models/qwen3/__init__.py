@@ -16,6 +16,7 @@ SPEC = PluginSpec(
         "inputs": (),
         "guidance": False,
         "trainable_stage": "language_model",
+        "outline": "omni_portable.models.qwen3.outline:outline",
         "tiny": {
             "": "omni_portable.models.qwen3.tiny:build_tiny_qwen3",
             "answers": "omni_portable.models.qwen3.tiny:build_answering_qwen3",

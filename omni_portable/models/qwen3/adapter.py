@@ -8,10 +8,12 @@ from transformers import Qwen3ForCausalLM
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.models.autoregressive.adapter import NUMBERS, LanguageAdapter, attention_kernel, language_request
+from omni_portable.models.autoregressive.adapter import LanguageAdapter, attention_kernel
+from omni_portable.models.autoregressive.folder import NUMBERS
 from omni_portable.models.autoregressive.policy import LanguagePolicy
 from omni_portable.models.folders import read_json, whole_numbers
 from omni_portable.models.loading import load_transformers
+from omni_portable.models.qwen3.folder import attention_requests
 
 
 class Qwen3Adapter(LanguageAdapter):
@@ -33,4 +35,4 @@ class Qwen3Adapter(LanguageAdapter):
 
     @classmethod
     def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        return [language_request(path / "config.json", read_json(path / "config.json"), dtype, training)]
+        return attention_requests(path, dtype, training)

@@ -16,6 +16,7 @@ SPEC = PluginSpec(
         "inputs": ("image", "video", "audio"),
         "guidance": False,
         "trainable_stage": "thinker",
+        "outline": "omni_portable.models.qwen3_omni.outline:outline",
         "tiny": {
             "": "omni_portable.models.qwen3_omni.tiny:build_tiny_qwen3_omni",
             "answers": "omni_portable.models.qwen3_omni.tiny:build_answering_qwen3_omni",

@@ -10,27 +10,24 @@ import torch
 from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from omni_portable.contracts.device import AttentionRequest
-from omni_portable.contracts.errors import ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.models.autoregressive.adapter import (
     ATTENTION_PROJECTIONS,
     attention_kernel,
-    language_request,
     not_loaded,
 )
 from omni_portable.models.autoregressive.audio import AudioFeatures
 from omni_portable.models.autoregressive.media import EncodedMedium
 from omni_portable.models.autoregressive.multimodal import MultimodalAdapter, frames_of, grids
 from omni_portable.models.autoregressive.policy import LanguagePolicy
-from omni_portable.models.autoregressive.vision import patches, read_settings
-from omni_portable.models.folders import read_json
+from omni_portable.models.autoregressive.vision import patches
+from omni_portable.models.autoregressive.vision_settings import read_settings
 from omni_portable.models.loading import load_transformers
+from omni_portable.models.qwen3_omni.folder import LEFT_OUT, attention_requests, read_thinker_config
 
 WHOLE = "Qwen3OmniMoeForConditionalGeneration"
-LEFT_OUT = ("talker.", "code2wav.")
 PREPROCESSOR, VIDEOS = "preprocessor_config.json", "video_preprocessor_config.json"
-TOKENS = ("image_token_id", "video_token_id", "audio_token_id", "vision_start_token_id", "audio_start_token_id")
 BRACKETS = {
     "image": ("<|vision_start|>", "<|vision_end|>"),
     "video": ("<|vision_start|>", "<|vision_end|>"),
@@ -73,9 +70,7 @@ class Qwen3OmniAdapter(MultimodalAdapter):
 
     @classmethod
     def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Of the thinker's language model; the towers compute with the same kernel."""
-        config = read_thinker_config(path)
-        return [language_request(path / "config.json", config["text_config"], dtype, training)]
+        return attention_requests(path, dtype, training)
 
     def lora_targets(self) -> tuple[str, ...]:
         """Attention projections of the language model by their full names: those of the audio tower end alike."""
@@ -145,23 +140,3 @@ class Qwen3OmniAdapter(MultimodalAdapter):
         )
         found: torch.Tensor = positions[:, 0].float()
         return found
-
-
-def read_thinker_config(path: Path) -> Mapping[str, Any]:
-    """The thinker's part of `config.json`.
-
-    Raises:
-        ModelError: a folder of another family, or one without the tokens that media are found by.
-    """
-    config = read_json(path / "config.json")
-    if config.get("model_type") == "qwen3_omni_moe":
-        config = config.get("thinker_config") or {}
-    if config.get("model_type") != "qwen3_omni_moe_thinker" or not isinstance(config.get("text_config"), dict):
-        raise ModelError(
-            f"{path / 'config.json'} describes no Qwen3-Omni thinker, but '{config.get('model_type')}'",
-            remedy="set model.family to the family of this folder, or model.path to a folder of this family",
-        )
-    missing = [name for name in TOKENS if not isinstance(config.get(name), int)]
-    if missing:
-        raise ModelError(f"the model file {path / 'config.json'} lacks the key '{missing[0]}' of the thinker")
-    return config

@@ -36,6 +36,7 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": (),
         "guidance": True,
+        "outline": "omni_portable.models.qwen_image.outline:outline",
         "tiny": "omni_portable.models.qwen_image.tiny:build_tiny_qwen_image",
     },
 )

@@ -11,10 +11,11 @@ from diffusers import QwenImageTransformer2DModel
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning
 from omni_portable.models.attention import apply_to_transformer
+from omni_portable.models.diffusers_folder import SIDE
 from omni_portable.models.guidance import norm_keeping_guidance, twice
 from omni_portable.models.image_adapter import ImageAdapter
 from omni_portable.models.loading import load_diffusers
-from omni_portable.models.packing import SIDE, pack, unpack
+from omni_portable.models.packing import pack, unpack
 from omni_portable.models.padding import join_padded, stack_padded
 from omni_portable.models.qwen_image.layout import LAYOUT
 from omni_portable.models.qwen_image.vae import decode_images, encode_image, load_vae

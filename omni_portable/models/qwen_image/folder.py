@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.models.diffusers_folder import (
+    SIDE,
     check_image_size,
     cross_check,
     number_list,
@@ -17,7 +18,6 @@ from omni_portable.models.diffusers_folder import (
     refuse_features,
 )
 from omni_portable.models.folders import whole_numbers
-from omni_portable.models.packing import SIDE
 
 PIPELINE = "QwenImagePipeline"
 CLASSES = {

@@ -12,7 +12,8 @@ from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning, Extent
 from omni_portable.models.attention import text_encoder_attention
-from omni_portable.models.packing import SIDE, pack
+from omni_portable.models.diffusers_folder import SIDE
+from omni_portable.models.packing import pack
 from omni_portable.models.qwen_image.base import Grid, QwenImageBase
 from omni_portable.models.qwen_image.vae import encode_image
 from omni_portable.models.qwen_image_edit import IMAGES, QwenImageEditOptions

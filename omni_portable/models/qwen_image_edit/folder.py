@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ModelError
-from omni_portable.models.autoregressive.vision import VisionSettings, read_settings
+from omni_portable.models.autoregressive.vision_settings import VisionSettings, read_settings
 from omni_portable.models.diffusers_folder import cross_check
 from omni_portable.models.folders import read_json, whole_numbers
 from omni_portable.models.qwen_image.folder import QwenImageFolder

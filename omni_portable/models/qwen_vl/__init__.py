@@ -16,6 +16,7 @@ SPEC = PluginSpec(
         "inputs": ("image", "video"),
         "guidance": False,
         "trainable_stage": "language_model",
+        "outline": "omni_portable.models.qwen_vl.outline:outline",
         "tiny": {
             "": "omni_portable.models.qwen_vl.tiny:build_tiny_qwen3_vl",
             "qwen2_5": "omni_portable.models.qwen_vl.tiny:build_tiny_qwen2_5_vl",

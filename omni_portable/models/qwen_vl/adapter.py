@@ -10,16 +10,16 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
 
 from omni_portable.contracts.device import AttentionRequest
-from omni_portable.contracts.errors import ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.models.autoregressive.adapter import attention_kernel, language_request, not_loaded
+from omni_portable.models.autoregressive.adapter import attention_kernel, not_loaded
 from omni_portable.models.autoregressive.media import EncodedMedium
 from omni_portable.models.autoregressive.multimodal import MultimodalAdapter, frames_of, grids
 from omni_portable.models.autoregressive.policy import LanguagePolicy
-from omni_portable.models.autoregressive.vision import VisionSettings, patches, read_settings
-from omni_portable.models.folders import read_json
+from omni_portable.models.autoregressive.vision import patches
+from omni_portable.models.autoregressive.vision_settings import VisionSettings, read_settings
 from omni_portable.models.loading import load_transformers
+from omni_portable.models.qwen_vl.folder import attention_requests, read_config
 
 CLASSES = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 START, END = "<|vision_start|>", "<|vision_end|>"
@@ -52,8 +52,7 @@ class QwenVLAdapter(MultimodalAdapter):
 
     @classmethod
     def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Of the language model; the tower computes with the same kernel."""
-        return [language_request(path / "config.json", read_config(path)["text_config"], dtype, training)]
+        return attention_requests(path, dtype, training)
 
     def _split(self, model: Any, load: ModelLoad) -> None:
         if "transformer" in load.components:
@@ -124,17 +123,3 @@ def patch_times(frames: int, fps: float, steps: int, temporal: int) -> list[floa
     """Seconds of the middle of every temporal patch; the last frame is repeated to fill its patch."""
     last = frames - 1
     return [(min(s * temporal, last) + min((s + 1) * temporal - 1, last)) / 2.0 / fps for s in range(steps)]
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    """`config.json` of the folder (`ModelError` where it is of another family)."""
-    config = read_json(path / "config.json")
-    if config.get("model_type") not in CLASSES:
-        raise ModelError(
-            f"{path / 'config.json'} describes a {config.get('model_type')}, not a Qwen vision-language model",
-            remedy="set model.family to the family of this folder, or model.path to a folder of this family",
-            choices=sorted(CLASSES),
-        )
-    if not isinstance(config.get("text_config"), dict):  # older folders of Qwen2.5-VL hold one flat configuration
-        config = {**config, "text_config": config}
-    return config

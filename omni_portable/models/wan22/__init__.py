@@ -46,6 +46,7 @@ SPEC = PluginSpec(
         "artifacts": {"video": "video"},
         "inputs": {"first_frame": "image", "last_frame": "image"},
         "guidance": True,
+        "outline": "omni_portable.models.wan22.outline:outline",
         "tiny": {
             "": "omni_portable.models.wan22.tiny:build_tiny_wan22",
             "i2v": "omni_portable.models.wan22.tiny:build_tiny_wan22_i2v",

@@ -12,6 +12,8 @@ from omni_portable.contracts.errors import ModelError
 from omni_portable.contracts.rollout import Extent
 from omni_portable.models.diffusers_folder import (
     Fact,
+    check_frame_count,
+    check_video_size,
     cross_check,
     number_list,
     read_configs,
@@ -19,7 +21,6 @@ from omni_portable.models.diffusers_folder import (
     refuse_features,
 )
 from omni_portable.models.folders import component_class, read_json, whole_numbers
-from omni_portable.models.video import check_frame_count, check_video_size
 
 TEXT_TO_VIDEO, IMAGE_TO_VIDEO = "WanPipeline", "WanImageToVideoPipeline"
 TRANSFORMER = "WanTransformer3DModel"
