@@ -136,11 +136,21 @@ def recipes_page() -> str:
 
 
 def sections(cls: type, key: str = "") -> Iterator[tuple[str, type]]:
-    """(dotted key, dataclass) of a section and of all sections below it."""
+    """(dotted key, dataclass) of a section and of all sections below it; NAME stands for any name."""
     yield key, cls
     for name, hint in typing.get_type_hints(cls).items():
+        below = f"{key}.{name}" if key else name
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from sections(hint, f"{key}.{name}" if key else name)
+            yield from sections(hint, below)
+        elif (named := named_section(hint)) is not None:
+            yield from sections(named, f"{below}.NAME")
+
+
+def named_section(hint: Any) -> type | None:
+    """The dataclass of a section whose keys are free names."""
+    args = typing.get_args(hint)
+    free = typing.get_origin(hint) is dict and dataclasses.is_dataclass(args[1]) and isinstance(args[1], type)
+    return args[1] if free else None
 
 
 def key_table(cls: type, prefix: str) -> list[str]:
@@ -180,6 +190,8 @@ def type_name(hint: Any) -> str:
         return " or ".join(type_name(arg) for arg in args)
     if origin is list:
         return f"list of {type_name(args[0])}s"
+    if named_section(hint) is not None:
+        return "section of sections"
     if origin is dict:
         return "section" if args[1] is Any else f"section of {type_name(args[1])}s"
     return NAMES[hint]

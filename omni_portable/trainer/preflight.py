@@ -134,9 +134,7 @@ def attention_tokens(adapter: DiffusionAdapter | None, config: RunConfig) -> int
     return max(16, min(1024, math.prod(shape[-2:]) // 4))
 
 
-def verify_attention(
-    prepared: Prepared, adapter: DiffusionAdapter | None, config: RunConfig
-) -> list[VerifyResult]:
+def verify_attention(prepared: Prepared, adapter: DiffusionAdapter | None, config: RunConfig) -> list[VerifyResult]:
     """Compare each chosen kernel with fp32 math attention on a shape of the run (two rows, two heads)."""
     tokens = attention_tokens(adapter, config)
     return [

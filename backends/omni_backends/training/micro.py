@@ -20,7 +20,6 @@ from omni_portable.contracts.rollout import Conditioning, Trajectory
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.models.policy import split_conditioning
 
-
 AnyT = TypeVar("AnyT", bound=AnyTrajectory)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from omni_portable.contracts.algorithm import LossRows, Rows
-from omni_portable.contracts.tokens import TokenRows
 from omni_portable.contracts.errors import NonFiniteError
+from omni_portable.contracts.tokens import TokenRows
 
 RATIO = "actor/ratio"
 """Row metric of which the mean, the standard deviation and the largest deviation from 1 are reported."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from omni_portable.algorithms.base import required
 from omni_portable.algorithms.token_base import TokenAlgorithmBase
 from omni_portable.algorithms.token_losses.distill import reverse_kl
 from omni_portable.algorithms.token_losses.policy_gradient import TokenTerms, ppo_clip_terms
 from omni_portable.algorithms.token_opd import TokenOPDOptions
 from omni_portable.contracts.tokens import TokenReplay, TokenRows
-
 
 NO_DUAL_CLIP = 1e9
 
