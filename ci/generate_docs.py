@@ -139,8 +139,11 @@ def sections(cls: type, key: str = "") -> Iterator[tuple[str, type]]:
     """(dotted key, dataclass) of a section and of all sections below it."""
     yield key, cls
     for name, hint in typing.get_type_hints(cls).items():
+        where = f"{key}.{name}" if key else name
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from sections(hint, f"{key}.{name}" if key else name)
+            yield from sections(hint, where)
+        elif typing.get_origin(hint) is dict and dataclasses.is_dataclass(named := typing.get_args(hint)[1]):
+            yield from sections(named, f"{where}.NAME")  # type: ignore[arg-type]
 
 
 def key_table(cls: type, prefix: str) -> list[str]:
@@ -181,6 +184,8 @@ def type_name(hint: Any) -> str:
     if origin is list:
         return f"list of {type_name(args[0])}s"
     if origin is dict:
+        if dataclasses.is_dataclass(args[1]):
+            return "section of sections, by name"
         return "section" if args[1] is Any else f"section of {type_name(args[1])}s"
     return NAMES[hint]
 

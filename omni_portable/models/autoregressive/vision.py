@@ -1,8 +1,8 @@
 """Pixels as a Qwen vision tower reads them: resized to whole patches, normalised, cut into patches.
 
-The arithmetic is that of the processors published with these models: sides rounded to multiples of a merged patch within
-a budget of pixels, bicubic resizing with antialiasing, patches in merge order. Written here once for images and videos,
-so that no image library has to be installed beside torch.
+The arithmetic is that of the processors published with these models: sides rounded to multiples of a merged patch
+within a budget of pixels, bicubic resizing with antialiasing, patches in merge order. Written here once for images and
+videos, so that no image library has to be installed beside torch.
 """
 
 from __future__ import annotations
