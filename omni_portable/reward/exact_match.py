@@ -18,7 +18,7 @@ class ExactMatchOptions:
     field: str = "ground_truth"
     """Field of the prompt row that holds the wanted text."""
     keep: Keep = "all"
-    """Characters that count: 'alphanumeric', 'visible' (all but white space) or 'all'; white space around never does."""
+    """Characters that count: 'alphanumeric', 'visible' (all but white space) or 'all' (but white space around)."""
     case_sensitive: bool = False
     """Whether upper and lower case count as different."""
 

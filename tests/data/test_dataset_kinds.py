@@ -20,7 +20,10 @@ from omni_portable.data.raw import read_raw
 from tests.support.media import mp4, png, wav
 
 Convert = Callable[..., list[dict[str, Any]]]
-JUDGED = "Compare. ### Context\nAudio file: /data/audio/tone.wav\nQuestion: What sounds?\nCandidate A: a\nbell\nCandidate B: dog"
+JUDGED = (
+    "Compare. ### Context\nAudio file: /data/audio/tone.wav\nQuestion: What sounds?\nCandidate A: a\nbell\n"
+    "Candidate B: dog"
+)
 
 
 def write(path: Path, rows: Sequence[Any]) -> Path:

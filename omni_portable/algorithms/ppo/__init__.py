@@ -1,4 +1,4 @@
-"""PPO's clipped policy gradient with dual clip (arXiv 1707.06347, 1912.09729), without a critic. Loads without torch."""
+"""PPO's clipped policy gradient with dual clip (arXiv 1707.06347, 1912.09729), without a critic. Torch-free."""
 
 from __future__ import annotations
 

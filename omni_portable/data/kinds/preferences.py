@@ -153,5 +153,11 @@ PREFERENCE_MULTIMODAL = Kind(
     ),
     convert=_answers,
     check=_check_answers,
-    recipe=("data.media.image: {modality: image}",),
+    recipe=(
+        "rollout.engine: dataset",
+        "rollout.n: 2",
+        "data.media.image: {modality: image}",
+        "data.targets.response: {fields: [chosen, rejected]}",
+        "reward.scorers.preference: {kind: preference}",
+    ),
 )

@@ -7,7 +7,7 @@ kind; a prompt without marks shows all media first, in their order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +58,15 @@ def arrange(prompt: str, media: Mapping[str, MediaArtifact], accepted: Iterable[
     marks = MARK.findall(prompt)
     if not marks:
         return [*media.values(), prompt]
-    given = [artifact.modality for artifact in media.values()]
+    given: list[str] = [artifact.modality for artifact in media.values()]
     if sorted(marks) != sorted(given):
         raise DataError(
             f"the prompt {prompt[:80]!r} marks the media {marks}, but has {given}",
             remedy="mark each medium once, or none of them",
         )
-    waiting = {kind: iter([a for a in media.values() if a.modality == kind]) for kind in set(given)}
+    waiting: dict[str, Iterator[MediaArtifact]] = {
+        kind: iter([a for a in media.values() if a.modality == kind]) for kind in set(given)
+    }
     pieces = MARK.split(prompt)  # text, kind, text, kind, ..., text
     return [next(waiting[piece]) if index % 2 else piece for index, piece in enumerate(pieces)]
 

@@ -21,7 +21,7 @@ TONES: Mapping[str, float] = {"low": 220.0, "middle": 660.0, "high": 1760.0}
 
 SIDE, GRAIN, STEP = 32, 20, 8
 """Pixels of a side; largest deviation of a pixel, in multiples of a step (so that files stay small)."""
-SAMPLE_RATE, SAMPLES = 16000, 2400
+SAMPLE_RATE, SAMPLES = 16000, 3200
 
 COLOUR_QUESTION, TONE_QUESTION = "Which colour?", "Which pitch?"
 
@@ -34,7 +34,7 @@ def colour_picture(colour: str, seed: int) -> MediaArtifact:
 
 
 def tone(pitch: str, seed: int) -> MediaArtifact:
-    """float32 (1, 2400) at 16 kHz: a sine near the pitch, of a random loudness and phase."""
+    """float32 (1, 3200) at 16 kHz: a sine near the pitch, of a random loudness and phase."""
     draw = np.random.default_rng(seed)
     hertz = TONES[pitch] * 2.0 ** draw.uniform(-0.25, 0.25)
     loudness, phase = draw.uniform(0.2, 0.8), draw.uniform(0.0, 2.0 * math.pi)

@@ -1,4 +1,4 @@
-"""Tiny Qwen2.5-VL and Qwen3-VL folders with random weights, made offline in a second: same classes, same file layout."""
+"""Tiny Qwen2.5-VL and Qwen3-VL folders, made offline in seconds: same classes, same file layout."""
 
 from __future__ import annotations
 

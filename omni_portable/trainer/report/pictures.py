@@ -53,7 +53,8 @@ def _pairs(first: Validation, last: Validation, page_folder: Path) -> str:
         views = [_side(v, s, image, budget, page_folder) for (v, s), image in zip(sides, images, strict=True)]
         cards.append(_card(before, views))
     note = f"<p>{left_out} more are in the run directory.</p>" if left_out else ""
-    return f'<div class="pairs">{"".join(cards)}</div>{note}'
+    wide = " wide" if any(sample.get("media") or sample.get("texts") for sample in first.samples) else ""
+    return f'<div class="pairs{wide}">{"".join(cards)}</div>{note}'
 
 
 def _identity(sample: Mapping[str, Any]) -> tuple[str, str]:

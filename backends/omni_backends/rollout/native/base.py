@@ -1,4 +1,4 @@
-"""What rollout engines in this process share: lifecycle, weights, aborts, and control that returns between pieces of work.
+"""What rollout engines in this process share: lifecycle, weights, aborts, and control that returns between steps.
 
 Nothing here knows what a pack of requests computes.
 """

@@ -85,7 +85,8 @@ class TokenPackRun:
             NonFiniteError: a log-prob that is NaN or infinite.
         """
         request, ids, finish = self._requests[row], self._response(row), self._finished[row]
-        assert self._scores is not None and finish is not None  # done and scored
+        assert self._scores is not None, "score() comes before"
+        assert finish is not None, "every row has ended before"
         log_probs = self._scores[row, : len(ids)].clone()
         seen = torch.stack([step[row] for step in self._seen[: len(ids)]])
         for what, values in (("log-probs", log_probs), ("log-probs while decoding", seen)):
