@@ -32,7 +32,7 @@ class NativeTokenEngine(InProcessEngine[AutoregressiveAdapter, TokenRequest, Row
         super().__init__(setup, ("transformer", "text_encoder"))
         if self._options.decode_batch_size:
             raise ConfigError(
-                f"rollout.options.decode_batch_size={self._options.decode_batch_size} bounds the memory of a VAE, which "
+                f"rollout.options.decode_batch_size={self._options.decode_batch_size} bounds a VAE's memory, which "
                 f"model family '{setup.config.model.family}' does not have",
                 remedy="remove it",
             )
