@@ -92,15 +92,15 @@ def make_thinker(
             "downsample_hidden_size": 8,
             "initializer_range": 0.2,
         },
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         audio_token_id=ids["<|audio_pad|>"],
         audio_start_token_id=ids["<|audio_start|>"],
-        audio_end_token_id=ids["<|audio_end|>"],
         initializer_range=0.1,
     )
+    # The model reads these, and the configuration's class does not list them.
+    starts_and_ends = {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>", "audio_end": "<|audio_end|>"}
+    config.update({f"{name}_token_id": ids[token] for name, token in starts_and_ends.items()})
     with torch.random.fork_rng(devices=[]), quiet_libraries():
         torch.manual_seed(seed)
         return Qwen3OmniMoeThinkerForConditionalGeneration(config).eval()
