@@ -78,3 +78,20 @@ def test_k3_is_never_negative_and_zero_only_at_equality():
 def test_statistics_and_bounds_that_mean_nothing_are_refused(reject):
     with pytest.raises(ConfigError, match="rollout_correction.reject"):
         check_correction(RolloutCorrectionConfig("bypass", reject=reject))
+
+
+def test_what_stands_after_a_response_counts_nowhere():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    rollout = torch.tensor([[-1.0, -2.0, torch.nan], [-1.5, torch.nan, torch.nan]])
+    actor = torch.tensor([[-1.5, -2.0, torch.nan], [-0.5, torch.nan, torch.nan]])
+    for importance in ("off", "step", "trajectory"):
+        config = RolloutCorrectionConfig(
+            "decoupled", importance, threshold=9.0, normalize=True, reject={"mean_k1": "2", "max_k2": "9"}
+        )
+        found = correct(actor, rollout, config, mask)
+        assert torch.equal(found.weights > 0, mask)
+        assert found.kept.tolist() == [True, False]  # exp of the means: exp(-0.25) and exp(1)
+        assert found.metrics["rollout_corr/rollout_is_mean"] == pytest.approx(1.0)
+        alone = correct(actor[1:, :1], rollout[1:, :1], RolloutCorrectionConfig("decoupled", importance, threshold=9.0))
+        plain = correct(actor, rollout, RolloutCorrectionConfig("decoupled", importance, threshold=9.0), mask)
+        torch.testing.assert_close(plain.weights[1, 0], alone.weights[0, 0])
