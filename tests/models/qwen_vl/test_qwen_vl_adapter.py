@@ -15,7 +15,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from omni_portable.contracts.errors import ArtifactError, DataError, ModelError
 from omni_portable.contracts.media import MediaArtifact
-from omni_portable.models.autoregressive.vision import VisionSettings, patches, read_settings, target_size
+from omni_portable.models.autoregressive.vision import patches, target_size
+from omni_portable.models.autoregressive.vision_settings import VisionSettings, read_settings
 from omni_portable.models.qwen_vl.adapter import patch_times
 from tests.support.token_models import folder, load, picture, prompts, some_rows, video
 
