@@ -92,7 +92,7 @@ def test_what_cannot_work_is_refused(cli: Cli, tmp_path: Path, change: tuple[str
     assert message in outcome.err
 
 
-@pytest.mark.parametrize(("name", "task"), [("grpo", "colours"), ("gspo", "colours"), ("dapo", "tones")])
+@pytest.mark.parametrize(("name", "task"), [("grpo", "colours"), ("gspo", "colours")])
 def test_algorithms_learn_to_see_and_to_hear(cli: Cli, tmp_path: Path, name: str, task: str) -> None:
     """From an omni model that answers at random, on media that it has never been shown."""
     overrides = (f"model.path={folder('qwen3_omni/answers')}", f"trainer.run_dir={tmp_path / 'run'}")
