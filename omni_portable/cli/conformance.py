@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from omni_portable.cli import conformance_run
+from omni_portable.cli.conformance_run import names, path_text
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -35,8 +36,10 @@ def _add_compare(actions: Any) -> None:
         description="Show statuses and figures of several reports side by side; differences are against the first. "
         "Exit code 0: compared, whatever came of it; 2: a file is missing, damaged, no report, or of another version.",
     )
-    parser.add_argument("reports", metavar="REPORT", nargs="+", help="a report.json, or the folder that holds it")
-    parser.add_argument("--out", metavar="DIR", help="also write compare.html and compare.json there")
+    parser.add_argument(
+        "reports", type=path_text, metavar="REPORT", nargs="+", help="a report.json, or the folder that holds it"
+    )
+    parser.add_argument("--out", type=path_text, metavar="DIR", help="also write compare.html and compare.json there")
     parser.set_defaults(handler=handle_compare)
 
 
@@ -47,8 +50,8 @@ def _add_vectors(actions: Any) -> None:
         description="Run every case of a vector file and compare. Exit code 0: all passed, 1: a case failed, 2: a name "
         "that nothing implements, or a bad file.",
     )
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--only", metavar="PREFIXES", help="names to run, by prefix, separated by commas")
+    parser.add_argument("file", type=path_text, metavar="FILE")
+    parser.add_argument("--only", type=names, metavar="PREFIXES", help="names to run, by prefix, separated by commas")
     parser.set_defaults(handler=handle_vectors)
 
 
@@ -64,14 +67,12 @@ def handle_list(arguments: argparse.Namespace) -> int:
 
 
 def handle_compare(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from omni_portable.config.paths import user_path
-    from omni_portable.conformance.compare_output import print_comparison, to_json
+    from omni_portable.conformance.compare_output import Terminal, print_comparison, to_json
     from omni_portable.conformance.compare_page import to_html
     from omni_portable.conformance.compare_reports import compare_reports
+    from omni_portable.conformance.output_folder import output_errors, prepare_folder
     from omni_portable.conformance.report_file import read_report
-    from omni_portable.conformance.session import prepare_folder
     from omni_portable.trainer.rundir import write_text
 
     if len(arguments.reports) < 2:
@@ -81,10 +82,11 @@ def handle_compare(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else user_path(arguments.out, "--out")
     if out is not None:
         prepare_folder(out)
-    print_comparison(comparison, Console())
+        with output_errors():
+            write_text(out / "compare.json", to_json(comparison))
+            write_text(out / "compare.html", to_html(comparison))
+    print_comparison(comparison, Terminal())
     if out is not None:
-        write_text(out / "compare.json", to_json(comparison))
-        write_text(out / "compare.html", to_html(comparison))
         print(f"comparison: {out / 'compare.html'}")
     return 0
 
@@ -93,5 +95,5 @@ def handle_vectors(arguments: argparse.Namespace) -> int:
     from omni_portable.config.paths import user_path
     from omni_portable.conformance.vectors import main
 
-    only = [f"--only={arguments.only}"] if arguments.only else []
+    only = [f"--only={','.join(arguments.only)}"] if arguments.only else []
     return main([str(user_path(arguments.file, "FILE")), *only])

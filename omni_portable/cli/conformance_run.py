@@ -8,13 +8,12 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from omni_portable.cli.device_option import refuse_device_overrides
 from omni_portable.cli.train import add_overrides
-from omni_portable.contracts.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from omni_portable.conformance.check import Check, Result
     from omni_portable.conformance.report import Report
-    from omni_portable.contracts.device import Device
 
 DEFAULT_RECIPE = "sd3/flow_grpo_ocr_tiny"
 INTERRUPTED = 130
@@ -42,8 +41,8 @@ def add_parser(actions: Any) -> None:
     parser.add_argument("--device", default="auto", metavar="NAME", help="'NAME', 'NAME:GENERATION', or 'auto'")
     parser.add_argument("--suite", choices=("quick", "full"), default="quick", help="quick (default): about a minute")
     parser.add_argument("--recipe", default=DEFAULT_RECIPE, metavar="R", help=f"default: {DEFAULT_RECIPE}")
-    parser.add_argument("--only", default="", metavar="IDS", help="ids or groups to run, separated by commas")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the report")
+    parser.add_argument("--only", type=names, default=(), metavar="IDS", help="ids or groups, separated by commas")
+    parser.add_argument("--out", type=path_text, required=True, metavar="DIR", help="folder of the report")
     add_overrides(parser)
     parser.set_defaults(handler=handle)
 
@@ -51,26 +50,25 @@ def add_parser(actions: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from omni_portable.config.loader import load_config
     from omni_portable.config.paths import user_path
+    from omni_portable.planning.target import choose_target
 
-    named = [text for text in arguments.overrides if text.lstrip("+~").startswith("device.name")]
-    if named:
-        raise ConfigError(f"{named[0]}: a conformance run takes its device from --device", remedy="use --device")
-    device = _choose(arguments.device)
+    refuse_device_overrides(arguments.overrides)
+    device = choose_target(arguments.device)
     for name, value in device.environment("local").items():
         os.environ.setdefault(name, value)
     full_name = f"{device.name}:{device.generation}" if device.generation else device.name
     config = load_config(arguments.recipe, [*arguments.overrides, f"device.name={full_name}"])
 
     from omni_portable.conformance.catalogue import all_checks, select  # torch from here on
-    from omni_portable.conformance.session import Asked, prepare_folder, run_session
+    from omni_portable.conformance.output_folder import prepare_folder
+    from omni_portable.conformance.session import Asked, run_session
 
-    only = tuple(name.strip() for name in arguments.only.split(",") if name.strip())
     asked = Asked(
         config=config,
-        checks=select(arguments.suite, only),
+        checks=select(arguments.suite, arguments.only),
         catalogue=len(all_checks()),
         suite=arguments.suite,
-        only=only,
+        only=arguments.only,
         overrides=tuple(arguments.overrides),
         seed=config.trainer.seed,
         command=_command(arguments, full_name),
@@ -86,21 +84,27 @@ def handle(arguments: argparse.Namespace) -> int:
     return INTERRUPTED if report.provenance.state == "interrupted" else report.exit_code
 
 
-def _choose(name: str) -> Device:
-    """The device under test; a name that cannot be served is a fault of the command here, not of the device."""
-    from omni_portable.config.device_choice import choose_device
+def names(text: str) -> tuple[str, ...]:
+    """At least one name, separated by commas, for argparse."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
-    try:
-        return choose_device(name)
-    except DeviceError as error:
-        raise ConfigError(error.problem, remedy=error.remedy, choices=error.choices) from error
+
+def path_text(text: str) -> str:
+    """A path that names something, for argparse: an empty one would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path names nothing")
+    return text
 
 
 def _command(arguments: argparse.Namespace, device: str) -> str:
-    """What repeats the run, with the device that 'auto' meant."""
+    """What repeats the run, with the device that 'auto' meant; bytes of a path that are no text are escaped."""
     parts = ["omni-portable", "conformance", "run", "--device", device, "--suite", arguments.suite]
-    parts += ["--recipe", arguments.recipe, *(["--only", arguments.only] if arguments.only else [])]
-    return shlex.join([*parts, "--out", arguments.out, *arguments.overrides])
+    parts += ["--recipe", arguments.recipe, *(["--only", ",".join(arguments.only)] if arguments.only else [])]
+    command = shlex.join([*parts, "--out", arguments.out, *arguments.overrides])
+    return command.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Lines:

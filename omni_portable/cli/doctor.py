@@ -64,11 +64,7 @@ def diagnose(quick: bool, device: str | None = None) -> Iterator[Check]:
     from omni_portable.cli.diagnosis.stack import stack_checks
 
     failed: set[str] = set()
-    for checks in (package_checks(), stack_checks(device)):
-        for check in checks:
-            if check.name not in failed:  # one package is reported once
-                yield check
-            failed |= {check.name} if check.status == "fail" else set()
+    yield from _once(failed, package_checks(), stack_checks(device))
     if failed:
         yield Check("further checks", "warn", "left out until the packages above are right")
         return
@@ -76,6 +72,12 @@ def diagnose(quick: bool, device: str | None = None) -> Iterator[Check]:
     from omni_portable.cli.diagnosis.parts import device_checks, plugin_checks, recipe_checks
 
     yield from machine_checks(Path("runs"))
-    yield from plugin_checks(load=not quick)
-    yield from recipe_checks()
-    yield from device_checks(ask=not quick)
+    yield from _once(failed, plugin_checks(load=not quick), recipe_checks(), device_checks(ask=not quick))
+
+
+def _once(failed: set[str], *sources: Iterator[Check]) -> Iterator[Check]:
+    """All findings, but one failure for each package or plugin; names of what failed are added to `failed`."""
+    for check in (check for checks in sources for check in checks):
+        if check.name not in failed:
+            yield check
+        failed |= {check.name} if check.status == "fail" else set()

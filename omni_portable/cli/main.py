@@ -111,3 +111,5 @@ def installed_version() -> str:
         return version("omni-portable")
     except PackageNotFoundError:
         return "(not installed: run from a source tree)"
+    except UnicodeDecodeError:
+        return "(not known: its metadata is damaged)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from omni_portable.cli.device_option import refuse_device_overrides
 from omni_portable.cli.train import add_overrides
 
 EXAMPLES = """examples:
@@ -40,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from omni_portable.planning.resolve import make_plan
 
+    refuse_device_overrides(arguments.overrides)
     plan = make_plan(
         arguments.recipe,
         arguments.device,
@@ -67,11 +69,11 @@ def positive(text: str) -> int:
 
 
 def gibibytes(text: str) -> int:
-    """Bytes from a number of GiB above 0, for argparse."""
+    """Bytes from a number of GiB above 0 and below 2**20, for argparse."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB")
+    if not 2**-30 <= number < 2**20:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0 and below {2**20}")
     return int(number * 2**30)

@@ -100,13 +100,14 @@ def _builders() -> dict[str, str]:
 
 
 def _fingerprint(target: str) -> str:
-    """Hash of the target, of the sources in its module's folder and in the one above, and of the libraries."""
+    """Hash of the target, of the sources in the folder above its module's (all families, what they share), and of the
+    libraries."""
     spec = importlib.util.find_spec(target.partition(":")[0])
     digest = hashlib.blake2b(target.encode(), digest_size=6)
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent
-        for file in sorted([*folder.glob("*.py"), *folder.parent.glob("*.py")]):
-            digest.update(file.name.encode() + file.read_bytes())
+        for file in sorted(folder.parent.rglob("*.py")):
+            digest.update(file.relative_to(folder.parent).as_posix().encode() + file.read_bytes())
     for library in _LIBRARIES:
         digest.update(f"{library} {version(library)}".encode())
     return digest.hexdigest()

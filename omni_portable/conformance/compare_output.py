@@ -26,6 +26,13 @@ _STYLES: dict[Status | None, str] = {
 }
 
 
+class Terminal(Console):
+    """Rich's console, without its own answer to a reader that went away (it would end the process with code 1)."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - the BrokenPipeError that is being handled
+
+
 def print_comparison(comparison: ReportComparison, console: Console) -> None:
     """Flags, what each label is, statuses check by check, then every figure that got better or worse."""
     for flag in comparison.flags:

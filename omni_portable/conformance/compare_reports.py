@@ -4,7 +4,7 @@ comparison shaky. The first report is what the others are compared with."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,6 +150,12 @@ def _badness(measurement: Measurement) -> float | None:
     return None
 
 
+def _dtype(report: Report) -> object:
+    """Of the recipe's model; the published schema leaves open what the environment says of it."""
+    model = report.environment.get("model")
+    return model.get("dtype", "unknown") if isinstance(model, Mapping) else "unknown"
+
+
 def _flags(reports: Sequence[Report]) -> Iterator[str]:
     asked: dict[str, Callable[[Report], object]] = {
         "suites": lambda report: report.provenance.suite,
@@ -159,7 +165,7 @@ def _flags(reports: Sequence[Report]) -> Iterator[str]:
         "seeds": lambda report: report.provenance.seed,
         "versions of omni-portable": lambda report: report.provenance.version,
         "commits": lambda report: report.provenance.commit[:12] or "unknown",
-        "dtypes": lambda report: report.environment.get("model", {}).get("dtype", "unknown"),
+        "dtypes": _dtype,
     }
     for what, read in asked.items():
         values = [str(read(report)) for report in reports]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omni_portable.conformance.check import Measurement, Result
+from omni_portable.conformance.json_file import read_json
 from omni_portable.conformance.report import SCHEMA, SCHEMA_VERSION, Provenance, Report
 from omni_portable.conformance.schema_check import problems
 from omni_portable.contracts.errors import ConfigError
@@ -82,9 +84,7 @@ def finite_or_text(value: float) -> float | str:
 
 def _parse(path: Path) -> Any:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ReportFileError(f"{path} has more than {LARGEST_BYTES >> 20} MiB; no conformance report has")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return read_json(path, LARGEST_BYTES, _refuse_constant)
     except OSError as error:
         raise ReportFileError(
             f"cannot read the report {path}: {error.strerror}", remedy="name a report.json, or the folder that holds it"
@@ -153,16 +153,21 @@ def _threshold(value: float | str | None) -> float | None:
 
 def _contradictions(report: Report, data: Mapping[str, Any]) -> Iterator[str]:
     """What no run can have written: a status that the figures do not bear, sums that do not add up."""
-    ids = [result.id for result in report.results]
-    yield from (f"the check '{name}' is there twice" for name in dict.fromkeys(ids) if ids.count(name) > 1)
+    ids = Counter(result.id for result in report.results)
+    yield from (f"the check '{name}' is there twice" for name, count in ids.items() if count > 1)
     for result, entry in zip(report.results, data["checks"], strict=True):
         verdicts = [measurement.ok for measurement in result.measurements]
         if verdicts != [measurement["ok"] for measurement in entry["measurements"]]:
             yield f"'ok' of a measurement of '{result.id}' does not follow from its value"
         if result.status == "passed" and (False in verdicts or True not in verdicts):
             yield f"'{result.id}' is 'passed' without a threshold that holds, or with one that does not"
-        if result.status == "recorded" and verdicts and set(verdicts) != {None}:
-            yield f"'{result.id}' is 'recorded', but has a threshold"
+        if result.status == "recorded" and set(verdicts) != {None}:
+            yield f"'{result.id}' is 'recorded', but has a threshold, or no measurement at all"
+        names = {measurement.name for measurement in result.measurements}
+        if result.status != "failed" and len(names) < len(verdicts):
+            yield f"'{result.id}' is '{result.status}', but measured one thing twice"
+        if result.id.partition(".")[0] != result.group:
+            yield f"'{result.id}' is not of its group '{result.group}'"
         if result.status in ("failed", "not_run") and not result.reason:
             yield f"'{result.id}' is '{result.status}' without a reason"
         if result.status == "not_run" and result.measurements:

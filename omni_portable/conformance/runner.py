@@ -44,7 +44,9 @@ def run_check(context: Context, check: Check) -> Result:
     except OmniPortableError as error:
         log.exception("%s failed", check.id)
         choices = f"; valid choices: {', '.join(error.choices)}" if error.choices else ""
-        result = _failed(check, f"{error.problem}{choices}", error.remedy)
+        # What the check advises was not written for this error.
+        remedy = error.remedy or ("use one of the valid choices" if error.choices else "")
+        result = _failed(check, f"{error.problem}{choices}", remedy)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a fault of one check is its result and stops no other
         log.exception("%s failed unexpectedly", check.id)
         result = _failed(check, f"unexpected {type(error).__name__}: {error}")

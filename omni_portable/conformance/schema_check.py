@@ -13,7 +13,9 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value),
+    "number": lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+    ),
 }
 ANNOTATIONS = ("$schema", "$id", "$defs", "title", "description")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import logging
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,17 +17,22 @@ from omni_portable.conformance.check import Check, Result, Suite
 from omni_portable.conformance.context import Context
 from omni_portable.conformance.environment import describe, source_commit
 from omni_portable.conformance.junit import to_junit
+from omni_portable.conformance.output_folder import (
+    HTML_NAME,
+    JUNIT_NAME,
+    LOG_NAME,
+    output_errors,
+    owned_folder,
+    scratch_folder,
+)
 from omni_portable.conformance.report import Provenance, Report, State
 from omni_portable.conformance.report_file import FILE_NAME, to_json
 from omni_portable.conformance.report_page import to_html
 from omni_portable.conformance.runner import INTERRUPTED, NOT_REACHED, run_checks, without_result
 from omni_portable.contracts.device import Device
-from omni_portable.contracts.errors import ConfigError, RunDirectoryError
 from omni_portable.trainer.environment import package_versions
-from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.trainer.rundir import write_text
 from omni_portable.trainer.runlog import log_to
-
-HTML_NAME, JUNIT_NAME, LOG_NAME = "report.html", "junit.xml", "log.txt"
 
 log = logging.getLogger(__name__)
 
@@ -62,48 +65,23 @@ class Asked:
     command: str
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the output folder and prove that it can be written, before minutes are spent.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    try:
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-    except RunDirectoryError as error:
-        raise ConfigError(f"--out={folder}: {error.problem}", remedy="choose another folder") from error
-
-
 def run_session(asked: Asked, device: Device, folder: Path, listener: Listener) -> Report:
-    """Run the checks and write report.json, report.html, junit.xml and log.txt into `folder`.
+    """Run the checks and write report.json, report.html, junit.xml and log.txt into `folder`, in place of earlier ones.
 
-    report.json is rewritten after every check, so that a process that dies leaves what it knew. After Ctrl-C the rest
-    is 'not run: interrupted', and the files are written as always.
+    report.json is written before the first check and after every one, so that a process that dies leaves what it knew.
+    After Ctrl-C the rest is 'not run: interrupted', and the files are written as always.
 
     Raises:
+        ConfigError: another run owns the folder, its files cannot be replaced, or there is no room for temporary files.
         RunDirectoryError: the folder cannot be written any more.
     """
     if asked.config.device.threads:
         torch.set_num_threads(asked.config.device.threads)
-    with _output_errors():
-        (folder / LOG_NAME).unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory(prefix="omni-portable-conformance-") as work, log_to(folder / LOG_NAME):
-            context = Context(device, asked.config, Path(work), asked.seed)
-            report = _run(asked, context, folder, listener)
+    with output_errors(), owned_folder(folder):
+        with scratch_folder() as work, log_to(folder / LOG_NAME):
+            report = _run(asked, Context(device, asked.config, work, asked.seed), folder, listener)
         write_files(report, folder)
     return report
-
-
-@contextmanager
-def _output_errors() -> Iterator[None]:
-    """The remedies for a run directory are not those for the output folder."""
-    try:
-        yield
-    except RunDirectoryError as error:
-        raise RunDirectoryError(error.problem, remedy="free some space, or choose another --out") from error
 
 
 def write_files(report: Report, folder: Path) -> None:
@@ -142,6 +120,7 @@ def _run(asked: Asked, context: Context, folder: Path, listener: Listener) -> Re
         return Report(provenance, environment, (*results, *rest))
 
     try:
+        write_text(folder / FILE_NAME, to_json(report("running", NOT_REACHED)))
         for result in run_checks(context, asked.checks, listener.started):
             results.append(result)
             log.info("%s: %s (%.2f s) %s", result.id, result.status, result.seconds, result.reason)

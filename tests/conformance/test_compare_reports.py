@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -140,6 +141,13 @@ def test_other_dtypes_are_said() -> None:
     other = report()
     other.environment["model"]["dtype"] = "bfloat16"
     assert "different dtypes: float32 | bfloat16" in compared(report(), other).flags
+
+
+@pytest.mark.parametrize("model", [None, "text", ["a list"], {}])
+def test_an_environment_that_says_nothing_of_the_model(model: object) -> None:
+    other = report()
+    other = replace(other, environment={**other.environment, "model": model})
+    assert "different dtypes: float32 | unknown" in compared(report(), other).flags
 
 
 def test_equal_reports_have_nothing_to_tell() -> None:

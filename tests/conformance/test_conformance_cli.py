@@ -143,18 +143,78 @@ def test_a_reader_that_goes_away_is_no_success(tmp_path: Path) -> None:
     assert "report.json" in said
 
 
-def test_a_killed_run_leaves_a_report_that_says_so(tmp_path: Path, made_up) -> None:
+def test_a_killed_run_leaves_a_report_that_says_so_and_nothing_of_an_earlier_one(tmp_path: Path, made_up) -> None:
     seen = []
 
     def look(_: object):
-        seen.append(read_report(tmp_path))
+        seen.append((read_report(tmp_path), {path.name for path in tmp_path.iterdir()}))
         return measured(GOOD)(None)  # type: ignore[arg-type]
 
-    made_up(check("a", measured(GOOD)), check("b", look))
+    made_up(check("a", measured(GOOD)))
     run(tmp_path)
-    assert [one.status for one in seen[0].results] == ["passed", "not_run"]
-    assert seen[0].results[1].reason == "the run ended before this check"
-    assert (seen[0].verdict, seen[0].provenance.state) == ("incomplete", "running")
+    made_up(check("a", look), check("b", look))
+    run(tmp_path)
+    assert [[one.status for one in found.results] for found, _ in seen] == [["not_run"] * 2, ["passed", "not_run"]]
+    for found, files in seen:
+        assert found.results[1].reason == "the run ended before this check"
+        assert (found.verdict, found.provenance.state) == ("incomplete", "running")
+        assert files == {"report.json", "log.txt"}
+
+
+def test_nothing_of_an_earlier_report_is_left_where_the_device_cannot_be_described(
+    tmp_path: Path, made_up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    made_up(check("a", measured(GOOD)))
+    assert run(tmp_path) == 0
+    monkeypatch.setattr("omni_portable.conformance.session.describe", dies)
+    assert run(tmp_path) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
+
+
+def test_one_folder_is_for_one_run(tmp_path: Path, made_up, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = []
+
+    def again(_: object):
+        codes.append(run(tmp_path))
+        return measured(GOOD)(None)  # type: ignore[arg-type]
+
+    made_up(check("a", again))
+    assert run(tmp_path) == 0
+    assert codes == [2]
+    assert "in use by another conformance run" in capsys.readouterr().err
+    assert read_report(tmp_path).provenance.state == "complete"
+    made_up(check("a", measured(GOOD)))
+    assert run(tmp_path) == 0
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_replaced_is_refused_first(
+    tmp_path: Path, made_up, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    made_up(check("a", raising(AssertionError("ran"))))
+    (tmp_path / name).mkdir()
+    assert run(tmp_path) == 2
+    assert f"cannot write {tmp_path / name}: Is a directory" in capsys.readouterr().err
+
+
+def test_no_room_for_temporary_files_is_refused_first(
+    tmp_path: Path, made_up, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up(check("a", raising(AssertionError("ran"))))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert run(tmp_path / "out") == 2
+    assert "set TMPDIR" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, made_up) -> None:
+    made_up(check("a", measured(GOOD)))
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    assert run(out) == 0
+    assert "caf\\xe9" in read_report(out).provenance.command
+    assert main(["conformance", "compare", str(out), str(out), "--out", str(out / "compared")]) == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +224,12 @@ def test_a_killed_run_leaves_a_report_that_says_so(tmp_path: Path, made_up) -> N
         (["--device", "cpu:x9"], "device 'cpu' has no generations"),
         (["--recipe", "sd3/flow_grpo_ocr_tinny"], "no recipe"),
         (["--only", "nois"], "--only=nois"),
+        (["--device", "cpu:x9"], "write --device cpu"),
         (["device.name=cpu"], "takes its device from --device"),
+        (["+device.name=cpu"], "takes its device from --device"),
+        (["device={name: cuda}"], "override other keys of the section one by one"),
+        (["device=1"], "override other keys of the section one by one"),
+        (["~device"], "override other keys of the section one by one"),
         (["rollout.nn=3"], "rollout.nn"),
     ],
 )
@@ -177,7 +242,10 @@ def test_bad_usage_runs_nothing(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("arguments", [["--suite", "half"], ["--what"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--suite", "half"], ["--what"], [], ["--out", ""], *(["--out", "x", "--only", text] for text in ("", " ", ","))],
+)
 def test_the_command_line_is_checked(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["conformance", "run", *arguments])
@@ -191,7 +259,7 @@ def test_an_absent_device_is_refused(
 
     monkeypatch.setattr(CpuDevice, "available", staticmethod(lambda: (False, "no processor")))
     assert run(tmp_path / "out") == 2
-    assert "is not present: no processor" in capsys.readouterr().err
+    assert "--device cpu: device 'cpu' is not present: no processor" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_first(
@@ -273,6 +341,32 @@ def test_compare_refuses_what_is_no_report(
     assert main(["conformance", "compare", good, str(bad), "--out", str(out)]) == 2
     assert "bad.json" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_compare_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
+    first, out = write(tmp_path, "a.json", report()), tmp_path / "out"
+    command = [sys.executable, "-m", "omni_portable.cli", "conformance", "compare", first, first, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert {path.name for path in out.iterdir()} == {"compare.html", "compare.json"}
+
+
+def test_compare_says_what_to_do_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = write(tmp_path, "a.json", report())
+    (tmp_path / "out" / "compare.html").mkdir(parents=True)
+    assert main(["conformance", "compare", first, first, "--out", str(tmp_path / "out")]) == 1
+    assert (
+        "compare.html: Is a directory\n  to fix it: free some space, or choose another --out" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("arguments", [["compare", "a", ""], ["compare", "a", "b", "--out", ""], ["vectors", ""]])
+def test_empty_paths_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["conformance", *arguments])
+    assert caught.value.code == 2
 
 
 def test_compare_needs_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

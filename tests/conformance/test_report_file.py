@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from omni_portable.conformance import report_file
 from omni_portable.conformance.check import Group, Measurement, Status
 from omni_portable.conformance.report import Report
 from omni_portable.conformance.report_file import SCHEMA_FILE, ReportFileError, read_report, to_data, to_json
@@ -126,10 +127,17 @@ def test_a_truncated_file_is_refused(tmp_path: Path, length: int) -> None:
         (b'{"schema": "omni-portable/conformance-comparison"}', "no conformance report"),
         (b"[" * 100_000, "damaged"),
         (b'{"value": NaN}', "damaged"),
+        (b'{"value": 1%s}' % (b"0" * 400), "damaged or no JSON: the number 100000000000... is too large"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     assert said in refused(tmp_path, content)
+
+
+def test_a_source_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_file, "LARGEST_BYTES", 1 << 20)
+    with pytest.raises(ReportFileError, match="/dev/zero is damaged or no JSON: it has more than 1 MiB"):
+        read_report(Path("/dev/zero"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -163,7 +171,10 @@ LYING = {
     "not run without a reason": changed("", 3, reason=""),
     "not run with measurements": changed("", 0, status="not_run", reason="x"),
     "recorded with a threshold": changed("", 0, status="recorded"),
+    "recorded without a figure": changed("", 2, measurements=[]),
     "one check twice": changed("", 1, id="identity.bits"),
+    "one figure twice": changed("", 0, measurements=2 * json.loads(TEXT)["checks"][0]["measurements"]),
+    "a check of another group": changed("", 0, group="memory"),
 }
 
 

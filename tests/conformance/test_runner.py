@@ -56,6 +56,8 @@ def test_a_refusal_is_a_failure_with_its_own_remedy(here: Context) -> None:
     assert found.reason == "it broke; valid choices: a, b"
     assert found.remedy == "glue it"
     assert run_check(here, check("one", raising(DeviceError("it broke")))).remedy == "mend one"
+    chosen_badly = raising(DeviceError("no such part", choices=["a", "b"]))
+    assert run_check(here, check("one", chosen_badly)).remedy == "use one of the valid choices"
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(0), torch.OutOfMemoryError("full")])

@@ -165,6 +165,13 @@ def test_inputs_that_our_functions_refuse_fail_their_case_only(tmp_path):
     assert "no log-prob" in report.results[0].problem
 
 
+@pytest.mark.parametrize("nothing", [{}, {"inner": {}}])
+def test_a_case_that_expects_nothing_fails(tmp_path, nothing):
+    case = first("loss.flow_grpo")
+    (result,) = run_vectors(write(tmp_path, [{**case, "expected": {"loss": nothing}}])).results
+    assert not result.passed
+
+
 def test_sigmas_may_be_given_per_row(tmp_path):
     case = first("sampler.dance_sde")
     count = len(case["inputs"]["sample"])

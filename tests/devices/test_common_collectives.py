@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -215,6 +217,49 @@ def test_joining_has_a_deadline(tmp_path: Path) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("gone/store", "the folder .*gone does not exist"),
+        ("foreign", "foreign exists and is no store\n.*no earlier job has left behind"),
+        ("folder", "Is a directory"),
+    ],
+)
+def test_a_file_that_can_be_no_store_is_not_waited_for(tmp_path: Path, place: str, message: str) -> None:
+    (tmp_path / "foreign").write_text("a log, a picture or another file\n")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DeviceError, match=message):
+        gloo().init_process_group(0, 1, f"file://{tmp_path}/{place}", timeout_s=1)
+    assert not dist.is_initialized()
+
+
+def test_a_store_that_another_rank_has_begun_is_joined(tmp_path: Path) -> None:
+    (tmp_path / "begun").touch()
+    begun = dist.FileStore(str(tmp_path / "written"), 2)
+    for name in ("begun", "written"):
+        store = rendezvous.open_store(f"file://{tmp_path}/{name}", 0, 2, 30)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+    assert begun.get("key") == b"value"
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_GRACE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        method = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(DeviceError, match="what listens there does not answer as a store does"):
+            gloo().init_process_group(1, 2, method, timeout_s=0.3)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf, 1e12])
+def test_limits_that_no_clock_can_hold_are_refused(tmp_path: Path, limit: float) -> None:
+    with pytest.raises(DeviceError, match="cannot be waited for"):
+        gloo().init_process_group(0, 1, f"file://{tmp_path}/store", timeout_s=limit)
+    with pytest.raises(DeviceError, match="cannot be waited for"):
+        gloo().self_test(timeout_s=limit)
+
+
 def test_no_group_to_test() -> None:
     with pytest.raises(LifecycleError, match="call init_process_group first"):
         gloo().self_test()
@@ -258,6 +303,14 @@ def test_a_rank_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(DeviceError, match="local rank 2 .*, but 2 devices are visible"):
         DistCollectives("xccl", "xpu", (), "X_IFNAME").init_process_group(2, 3, "env://")
+
+
+@pytest.mark.parametrize("local", ["first", "-1", "1.5"])
+def test_a_local_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, local: str) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module(2))
+    monkeypatch.setenv("LOCAL_RANK", local)
+    with pytest.raises(DeviceError, match=f"LOCAL_RANK is '{local}', not the number of a rank"):
+        DistCollectives("xccl", "xpu", (), "X_IFNAME").init_process_group(0, 2, "env://")
 
 
 @pytest.mark.parametrize(

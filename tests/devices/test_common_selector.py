@@ -120,6 +120,8 @@ def test_an_alternative_that_is_not_installed_is_not_offered() -> None:
         ({"dtype": "float32"}, "it does not run in float32, only in bfloat16, float16"),
         ({"head_dim": 256}, "head_dim 256 is above its limit of 128"),
         ({"head_dim": 100}, "head_dim 100 is no multiple of 8"),
+        ({"head_dim": 0}, "head_dim 0 is no size"),
+        ({"head_dim": -64}, "head_dim -64 is no size"),
         ({"mask": "padding"}, "it takes no padding mask"),
         ({"causal": True}, "it cannot be causal"),
         ({"grouped_query": True}, "it has no grouped-query attention"),
@@ -175,6 +177,12 @@ def test_limits_belong_to_the_generation() -> None:
 )
 def test_messages(request_: AttentionRequest, family: str, generation: str, text: str) -> None:
     assert text in str(refused(request_, family, generation=generation))
+
+
+def test_the_placeholder_of_the_rollout_side_is_no_spelling() -> None:
+    with pytest.raises(AttentionUnavailable, match="no such kernel family") as error:
+        families.selector(installed=False).select(AttentionRequest("transformer"), NO_ROLLOUT_KERNEL)
+    assert error.value.remedy == "set device.attention.transformer to one of the choices"
 
 
 def test_verify_refuses_what_select_refuses_and_what_cannot_be_proved() -> None:

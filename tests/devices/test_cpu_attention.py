@@ -189,10 +189,10 @@ def test_the_inputs_leave_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("shapes", [[], [(1, 1, 4, 8)]])
-def test_shapes_must_fit_the_request(shapes: list[tuple[int, int, int, int]]) -> None:
+@pytest.mark.parametrize("shapes", [[], [(1, 1, 4, 8)], [(0, 1, 4, 16)], [(1, 0, 4, 16)], [(1, 1, 0, 16)]])
+def test_shapes_must_fit_the_request_and_hold_something(shapes: list[tuple[int, int, int, int]]) -> None:
     request = AttentionRequest("transformer", head_dim=16)
-    with pytest.raises(ValueError, match="no shapes|another head_dim"):
+    with pytest.raises(ValueError, match="no shapes|another head_dim|nothing to compare"):
         SELECTOR.verify(SELECTOR.select(request), request, shapes)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import io
 import os
+import pickle
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,8 +192,19 @@ def test_a_storage_shared_by_tags_belongs_to_the_first(tmp_path: Path) -> None:
         lambda net, optimizer: optimizer.step(),
         lambda net, optimizer: optimizer.state_dict(),
         lambda net, optimizer: optimizer.load_state_dict({"state": {}, "param_groups": []}),
+        lambda net, optimizer: net.double(),
+        lambda net, optimizer: net.second.to("meta"),
+        lambda net, optimizer: net.share_memory(),
+        lambda net, optimizer: copy.deepcopy(net),
+        lambda net, optimizer: copy.deepcopy([net.second]),
+        lambda net, optimizer: torch.save(net, io.BytesIO()),
+        lambda net, optimizer: copy.deepcopy(optimizer),
+        lambda net, optimizer: pickle.dumps(optimizer),
     ],
-    ids=["forward", "part", "state_dict", "load", "step", "optimizer state_dict", "optimizer load"],
+    ids=[
+        *("forward", "part", "state_dict", "load", "step", "optimizer state_dict", "optimizer load"),
+        *("double", "to", "share_memory", "copy", "copy of a part", "save", "optimizer copy", "optimizer pickle"),
+    ],
 )
 def test_use_while_asleep_is_an_error_and_none_after(tmp_path: Path, call: object) -> None:
     net, optimizer = trained(16)
@@ -204,6 +218,23 @@ def test_use_while_asleep_is_an_error_and_none_after(tmp_path: Path, call: objec
     optimizer.load_state_dict(optimizer.state_dict())
     net.load_state_dict(net.state_dict())
     assert not any(part._forward_pre_hooks for part in net.modules())
+    assert torch.equal(copy.deepcopy(net).float().second.weight, net.second.weight)
+    assert not {"_apply", "__deepcopy__", "__reduce_ex__"} & set().union(*(vars(part) for part in net.modules()))
+
+
+def test_guards_of_one_module_go_one_by_one_and_give_back_what_they_replaced(tmp_path: Path) -> None:
+    net, own = nn.Linear(8, 8), []
+    net._apply = own.append  # type: ignore[assignment, method-assign]
+    pool = pool_of(tmp_path, net)
+    pool.register("kv_cache", nn.Sequential(net))
+    pool.sleep(1, ["weights"])
+    pool.sleep(1, ["kv_cache"])
+    pool.wake(["weights"])
+    with pytest.raises(LifecycleError, match="'kv_cache' of pool 'actor' is asleep"):
+        net.double()
+    pool.wake()
+    net.double()
+    assert len(own) == 1
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def recipe(family: str, name: str) -> Path:
     [
         ("qwen3", "grpo_letters", "qwen3"),
         ("qwen_vl", "grpo_colours", "qwen_vl"),
-        ("qwen_vl", "dr_grpo_colours", "qwen_vl/qwen2_5"),
+        ("qwen_vl", "grpo_colours", "qwen_vl/qwen2_5"),
+        ("qwen3", "dr_grpo_letters", "qwen3"),
         ("qwen_vl", "token_dpo_colours", "qwen_vl"),
         ("qwen3_omni", "gspo_colours", "qwen3_omni"),
         ("qwen3_omni", "grpo_tones", "qwen3_omni"),

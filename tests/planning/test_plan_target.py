@@ -6,7 +6,7 @@ import pytest
 
 from omni_portable.config import device_choice
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.errors import ConfigError, DeviceError
 from omni_portable.planning.target import resolve_target
 from tests.planning.plan_fakes import RayGun
 
@@ -47,6 +47,38 @@ def test_bad_generations(fakes, name, problem, choices):
         resolve_target(name)
     assert error.value.choices == choices
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("ray_gun:G2", "did you mean 'g2'?"),
+        ("ray_gun:g3", "name one of the choices; others are not supported"),
+        ("cpu:g1", "write --device cpu"),
+    ],
+)
+def test_a_neighbour_is_not_taken_for_a_slip(fakes, name, remedy):
+    with pytest.raises(ConfigError) as error:
+        resolve_target(name)
+    assert error.value.remedy == remedy
+
+
+def test_no_device_to_choose_from_is_said_in_terms_of_the_option(monkeypatch):
+    monkeypatch.setattr(device_choice, "device_specs", lambda: {})
+    with pytest.raises(ConfigError, match="^--device auto: no device is present") as error:
+        resolve_target("auto")
+    assert error.value.exit_code == 2
+
+
+def test_a_device_that_cannot_be_asked(fakes, monkeypatch):
+    def asked(self, generation=""):
+        raise DeviceError("the driver is silent", remedy="set device.name=ray_gun:g1")
+
+    monkeypatch.setattr(RayGun, "present", True)
+    monkeypatch.setattr(RayGun, "__init__", asked)
+    with pytest.raises(ConfigError, match="the driver is silent") as error:
+        resolve_target("ray_gun")
+    assert error.value.remedy == "set --device ray_gun:g1"
 
 
 def test_an_unknown_device(fakes):

@@ -72,13 +72,15 @@ def largest_errors(
             (one, where `heads` is odd).
 
     Raises:
-        ValueError: no shapes, or a head_dim other than the request's.
+        ValueError: no shapes, a shape without elements, or a head_dim other than the request's.
         KernelFailed: the kernel raised.
     """
     if not shapes:
         raise ValueError("no shapes to compare attention on")
     forward, backward, where, repeatable = 0.0, 0.0, str(shapes[0]), True
     for shape in shapes:
+        if min(shape) < 1:
+            raise ValueError(f"shape {shape} has nothing to compare attention on")
         if request.head_dim is not None and shape[3] != request.head_dim:
             raise ValueError(f"shape {shape} has another head_dim than the request ({request.head_dim})")
         case = _draw(request, shape, device, seed)

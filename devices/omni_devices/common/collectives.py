@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMES = ("file://", "tcp://", "env://")
+LONGEST_S = 10.0**9
+"""Some thirty years; more overflows torch's clocks."""
 NOBODY_S = 0.2
 """How long the self-test waits for a rank that does not exist, to see that a missing one is noticed."""
 
@@ -59,6 +61,7 @@ class DistCollectives:
             raise DeviceError(f"rank {rank} does not exist in a group of {world_size}")
         if not init_method.startswith(SCHEMES):
             raise DeviceError(f"init_method '{init_method}' is of no known kind", choices=SCHEMES)
+        _check_limit(timeout_s)
         if dist.is_initialized():
             raise LifecycleError(
                 "this process is in a process group already", remedy="torch.distributed.destroy_process_group() first"
@@ -66,11 +69,16 @@ class DistCollectives:
         device = self._bind()
         try:
             self._join(rank, world_size, init_method, timeout_s, device)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
+            hints = [self._hint]
+            if init_method.startswith("file://"):
+                hints.append("name a file that no earlier job has left behind")
+            if device is not None:
+                hints.append("give each rank of a host its own LOCAL_RANK")
             raise DeviceError(
                 f"rank {rank} of {world_size} could not join {self.backend} at {init_method} within {timeout_s:g} s: "
                 f"{error}",
-                remedy=self._hint if device is None else f"{self._hint}; give each rank of a host its own LOCAL_RANK",
+                remedy="; ".join(hints),
             ) from error
 
     def self_test(self, timeout_s: float = 60.0) -> dict[str, float]:
@@ -94,6 +102,7 @@ class DistCollectives:
 
         from omni_devices.common.collective_check import run_all
 
+        _check_limit(timeout_s)
         if not dist.is_initialized():
             raise LifecycleError("no process group to test", remedy="call init_process_group first")
         device = torch.device(self._torch_device_type)
@@ -114,7 +123,10 @@ class DistCollectives:
             return None
         module = torch.get_device_module(self._torch_device_type)
         count = module.device_count()
-        index = 0 if count == 1 else int(os.environ.get("LOCAL_RANK") or module.current_device())
+        local_rank = "0" if count == 1 else os.environ.get("LOCAL_RANK") or str(module.current_device())
+        if not local_rank.isdecimal():
+            raise DeviceError(f"LOCAL_RANK is '{local_rank}', not the number of a rank", remedy="set it, or unset it")
+        index = int(local_rank)
         if index >= count:
             raise DeviceError(
                 f"this process is local rank {index} (LOCAL_RANK), but {count} devices are visible to it",
@@ -132,12 +144,11 @@ class DistCollectives:
             RuntimeError: somebody is missing, or the backend cannot connect.
         """
         import torch.distributed as dist
-        from torch.distributed.rendezvous import rendezvous
 
-        from omni_devices.common.rendezvous import meet, named
+        from omni_devices.common.rendezvous import meet, named, open_store
 
         limit = timedelta(seconds=timeout_s)
-        store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=limit))
+        store = open_store(init_method, rank, world_size, timeout_s)
         store.set_timeout(limit)
         store = dist.PrefixStore("omni_portable", store)
         if absent := meet(store, "join", rank, range(world_size), timeout_s):
@@ -180,3 +191,9 @@ class DistCollectives:
                 remedy="give the job a store (init_method) of its own; this one holds keys of another",
             )
         return time.perf_counter() - started
+
+
+def _check_limit(timeout_s: float) -> None:
+    """Raise `DeviceError` for a limit that no clock can hold."""
+    if not 0 < timeout_s <= LONGEST_S:
+        raise DeviceError(f"a limit of {timeout_s:g} s cannot be waited for", remedy="give seconds above 0")

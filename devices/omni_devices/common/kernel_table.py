@@ -120,6 +120,8 @@ class KernelTable:
 
     def spelled(self, name: str, component: Component, generation: str) -> list[str]:
         """Families offered here of which `name` is a spelling, for whatever component ('native' -> ['sdpa'])."""
+        if name == NO_ROLLOUT_KERNEL:
+            return []
         offered = self.offered(component, generation)
         rows = [row for family in offered if (row := self.row(family, generation)) is not None]
         return [row.family for row in rows if any(name in (one.actor, one.rollout) for one in row.names.values())]

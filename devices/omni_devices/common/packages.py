@@ -12,6 +12,9 @@ from omni_portable.contracts.device import PackageNeed
 Lookup = Callable[[str], str | None]
 """Distribution -> installed version, None where it is not installed."""
 
+UNREADABLE = "of unreadable metadata"
+"""Stands for the version of a distribution whose metadata is damaged; it satisfies no specifier."""
+
 TORCH = PackageNeed("torch", "", "kernels that torch brings itself", "pip install torch")
 """Names the version of a kernel whose row asks for no package."""
 
@@ -22,6 +25,8 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+    except UnicodeDecodeError:
+        return UNREADABLE
 
 
 def problem(need: PackageNeed, lookup: Lookup) -> str:

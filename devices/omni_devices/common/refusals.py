@@ -31,6 +31,9 @@ def _arithmetic(row: KernelRow, names: Names, request: AttentionRequest) -> Iter
         )
     if request.head_dim is None:
         return
+    if request.head_dim < 1:
+        yield Refusal(f"head_dim {request.head_dim} is no size")
+        return
     if row.head_dim_max is not None and request.head_dim > row.head_dim_max:
         yield Refusal(f"head_dim {request.head_dim} is above its limit of {row.head_dim_max}")
     if request.head_dim % row.head_dim_multiple:

@@ -7,12 +7,63 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.25
+_GRACE_S = 5.0
+"""What torch may take beyond the limit of opening a store, before it is given up."""
+_FIRST_KEY, _HEAD_BYTES = b"refcount/", 16
+"""What every file of torch's begins with, and where it has been written."""
+
+
+def open_store(init_method: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    """The store that ranks meet at, opened within `timeout_s` seconds.
+
+    Torch alone would wait for minutes, holding the interpreter, for a folder to appear or a foreign file to make sense,
+    and for ever for a server that accepts and never answers.
+
+    Raises:
+        RuntimeError: it cannot be had.
+        ValueError: `init_method` cannot be read.
+    """
+    if init_method.startswith("file://"):
+        _check_file(Path(urlsplit(init_method).path))
+    opened: Future[dist.Store] = Future()
+    Thread(target=_open, args=(opened, init_method, rank, world_size, timeout_s), daemon=True).start()
+    try:
+        return opened.result(timeout_s + _GRACE_S)
+    except TimeoutError as error:
+        raise RuntimeError("what listens there does not answer as a store does") from error
+
+
+def _open(opened: Future[dist.Store], init_method: str, rank: int, world_size: int, timeout_s: float) -> None:
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timedelta(seconds=timeout_s)))
+        opened.set_result(store)
+    except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+        opened.set_exception(error)
+
+
+def _check_file(path: Path) -> None:
+    """Raise `RuntimeError` where torch would wait in vain; a file that another rank has just begun passes."""
+    if not path.parent.is_dir():
+        raise RuntimeError(f"the folder {path.parent} does not exist")
+    if not path.is_file():
+        return  # not there yet, or no file, which torch says
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if len(head) == _HEAD_BYTES and _FIRST_KEY not in head:
+        raise RuntimeError(f"{path} exists and is no store")
 
 
 def meet(store: dist.Store, event: str, rank: int, ranks: Sequence[int], timeout_s: float) -> list[int]:

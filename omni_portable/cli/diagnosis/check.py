@@ -7,8 +7,8 @@ from typing import Literal
 
 from omni_portable.contracts.errors import OmniPortableError
 
-UNUSABLE = (OmniPortableError, ImportError, OSError, RuntimeError, AttributeError)
-"""What a broken plugin, library or driver raises when it is loaded or asked."""
+UNUSABLE = (Exception, SystemExit)
+"""What a broken plugin, library or driver raises when it is loaded or asked: anything. Here it is a finding."""
 
 Status = Literal["ok", "warn", "fail"]
 

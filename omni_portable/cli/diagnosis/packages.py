@@ -10,9 +10,11 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from omni_portable.cli.diagnosis.check import Check
+from omni_portable.cli.diagnosis.check import Check, one_line
 
 PACKAGE = "omni-portable"
+UNREADABLE = "of unreadable metadata"
+"""Stands for the version of a distribution whose metadata is damaged; it satisfies no specifier."""
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Packages with compiled parts that only load beside the torch they were built for."""
 
@@ -21,11 +23,16 @@ def package_checks() -> Iterator[Check]:
     """Python, every requirement, pins of extras, and companions of torch."""
     try:
         wanted_python, wanted = metadata(PACKAGE)["Requires-Python"], requires(PACKAGE) or []
+        requirements = [Requirement(text) for text in wanted]
+        python = _python(wanted_python)
     except PackageNotFoundError:
         yield Check("packages", "fail", f"{PACKAGE} is not installed", "pip install -e . in its source tree")
         return
-    yield _python(wanted_python)
-    requirements = [Requirement(text) for text in wanted]
+    except ValueError as error:
+        found = f"the metadata of {PACKAGE} is damaged: {one_line(error)}"
+        yield Check("packages", "fail", found, "pip install -e . in its source tree")
+        return
+    yield python
     base = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
     problems = list(base_problems(base))
     yield from problems
@@ -87,6 +94,8 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+    except UnicodeDecodeError:
+        return UNREADABLE
 
 
 def _differ(one: str, other: str) -> bool:

@@ -9,14 +9,19 @@ from omni_portable.cli.diagnosis.stack import state_of
 from omni_portable.config.loader import load_config
 from omni_portable.config.recipes import list_recipes
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import OmniPortableError
 from omni_portable.contracts.registry import PluginSpec
 
 
 def plugin_checks(load: bool) -> Iterator[Check]:
     """Every registered plugin's description; with `load` its code too, which imports torch."""
-    names = [(kind, name) for kind in registry.GROUPS for name in registry.names(kind)]
+    names: list[tuple[str, str]] = []
     problems = 0
+    for kind in registry.GROUPS:
+        try:
+            names += [(kind, name) for name in registry.names(kind)]
+        except UNUSABLE as error:
+            problems += 1
+            yield Check(f"{kind} plugins", "fail", one_line(error), remedy_of(error, "reinstall their packages"))
     for kind, name in names:
         try:
             spec = registry.spec(kind, name)
@@ -25,7 +30,7 @@ def plugin_checks(load: bool) -> Iterator[Check]:
         except UNUSABLE as error:
             problems += 1
             yield Check(f"{kind} '{name}'", "fail", one_line(error), remedy_of(error, "reinstall its package"))
-    if not names:
+    if not names and not problems:
         yield Check(
             "plugins", "fail", "none is registered", "pip install -e . (entry points are written on installation)"
         )
@@ -40,9 +45,9 @@ def recipe_checks() -> Iterator[Check]:
     for name in names:
         try:
             load_config(name)
-        except OmniPortableError as error:
+        except UNUSABLE as error:
             problems += 1
-            yield Check(f"recipe '{name}'", "fail", error.problem, error.remedy)
+            yield Check(f"recipe '{name}'", "fail", one_line(error), remedy_of(error, "look at the plugins above"))
     if not names:
         yield Check("recipes", "warn", "no packaged recipe was found", "reinstall omni-portable")
     elif not problems:
@@ -53,7 +58,7 @@ def device_checks(ask: bool) -> Iterator[Check]:
     """Which devices are present; with `ask` each is asked what it is, which imports torch and touches its driver.
     Without, files and metadata are looked at."""
     present = 0
-    for name in registry.names("device"):
+    for name in _device_names():
         try:
             spec = registry.spec("device", name)
             device_class = spec.load()
@@ -69,6 +74,14 @@ def device_checks(ask: bool) -> Iterator[Check]:
             )
     if not present:
         yield Check("devices", "fail", "no device is usable", "install a package that registers a device")
+
+
+def _device_names() -> list[str]:
+    """None where they cannot be read: the plugins' check says why."""
+    try:
+        return registry.names("device")
+    except UNUSABLE:
+        return []
 
 
 def _looked_for(spec: PluginSpec) -> tuple[bool, str]:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from typing import cast
 
+from packaging.markers import UndefinedComparison
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from omni_portable.cli.diagnosis import packages
 from omni_portable.cli.diagnosis.check import UNUSABLE, Check, one_line
 from omni_portable.config.device_choice import device_specs
+from omni_portable.contracts import registry
 from omni_portable.contracts.device import PackageNeed, StackProblem, StackState
 from omni_portable.contracts.registry import PluginSpec
 from omni_portable.planning.target import parse_target
@@ -59,6 +61,16 @@ def _look(spec: PluginSpec, generation: str) -> StackState:
         return StackState(False, one_line(error))
 
 
+def _usable_specs() -> dict[str, PluginSpec]:
+    """Of every device whose registration is right; the plugins' own checks name the others."""
+    found = {}
+    with contextlib.suppress(*UNUSABLE):
+        for name in registry.names("device"):
+            with contextlib.suppress(*UNUSABLE):
+                found[name] = registry.spec("device", name)
+    return found
+
+
 def stack_checks(device: str | None) -> Iterator[Check]:
     """Compare the stack.
 
@@ -68,7 +80,7 @@ def stack_checks(device: str | None) -> Iterator[Check]:
     Raises:
         ConfigError: no such device or generation.
     """
-    specs = device_specs()
+    specs = device_specs() if device else _usable_specs()
     asked = parse_target(device) if device else None
     states = {name: _look(spec, asked[1] if asked and asked[0] == spec else "") for name, spec in specs.items()}
     broken = [problem for state in states.values() for problem in state.problems if problem.breaks_torch]
@@ -151,7 +163,12 @@ def pair_checks() -> Iterator[Check]:
         versions = packages.installed(first), packages.installed(second)
         if versions[0] is None or versions[1] is None:
             continue
-        one, two = (Version(version).release[:2] for version in versions if version is not None)
+        try:
+            one, two = (Version(version).release[:2] for version in versions if version is not None)
+        except InvalidVersion:
+            found = f"{first} {versions[0]} and {second} {versions[1]} cannot be compared"
+            yield Check(first, "warn", found, f"install {first} and {second} again")
+            continue
         if one != two:
             wanted = f"{first}=={two[0]}.{two[1]}.*"
             problem = f"{second} {versions[1]} drives {wanted}, but {first} {versions[0]} is installed"
@@ -179,10 +196,12 @@ def _requirements(distribution: str) -> list[Requirement]:
     """What a distribution requires on this machine, extras left out; what follows no standard cannot be compared."""
     try:
         wanted = requires(distribution) or []
-    except PackageNotFoundError:
+    except (PackageNotFoundError, UnicodeDecodeError):
         return []
     read = []
     for text in wanted:
-        with contextlib.suppress(InvalidRequirement):
-            read.append(Requirement(text))
-    return [one for one in read if one.marker is None or one.marker.evaluate({"extra": ""})]
+        with contextlib.suppress(InvalidRequirement, UndefinedComparison):
+            one = Requirement(text)
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                read.append(one)
+    return read

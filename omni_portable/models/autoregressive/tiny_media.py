@@ -16,7 +16,7 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
     "blue": (50, 70, 210),
     "yellow": (220, 200, 40),
 }
-TONES: Mapping[str, float] = {"low": 220.0, "middle": 660.0, "high": 1760.0}
+TONES: Mapping[str, float] = {"low": 250.0, "middle": 1000.0, "high": 4000.0}
 """Name -> Hz in the middle of its range of half an octave."""
 
 SIDE, GRAIN, STEP = 32, 20, 8

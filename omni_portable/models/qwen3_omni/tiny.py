@@ -90,7 +90,7 @@ def make_thinker(
             "d_model": 32,
             "output_dim": hidden,
             "downsample_hidden_size": 8,
-            "initializer_range": 0.2,
+            "initializer_range": 0.3,
         },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
