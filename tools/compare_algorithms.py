@@ -49,8 +49,6 @@ class Outcome:
     held_out: int
     steps: int
     samples: int
-    update_seconds: float
-    step_seconds: float
 
 
 def main() -> None:
@@ -91,8 +89,6 @@ def outcome(run: RunData) -> Outcome:
         held_out=summary["samples"],
         steps=len(rows),
         samples=int(sum(row["reward/samples"] or 0 for row in rows)),
-        update_seconds=mean(rows, "timing_s/update"),
-        step_seconds=mean(rows, "timing_s/step"),
     )
 
 
@@ -102,12 +98,6 @@ def label(run: RunData) -> str:
     kind = {"dance_grpo": "dance_sde"}.get(algorithm["name"], "")
     kind = algorithm.get("step_kind", kind)
     return f"{algorithm['name']} ({kind})" if kind else str(algorithm["name"])
-
-
-def mean(rows: list[dict[str, float | None]], name: str) -> float:
-    """Middle value of a metric over the steps (the first step also warms up)."""
-    values = sorted(value for row in rows if (value := row.get(name)) is not None)
-    return values[len(values) // 2]
 
 
 def draw(runs: list[RunData], outcomes: list[Outcome], path: Path) -> None:
@@ -136,26 +126,25 @@ def page(outcomes: list[Outcome]) -> str:
     first = outcomes[0]
     rows = "\n".join(
         f"| {one.label} | `sd3/{one.recipe}` | {one.after:.3f} | +{one.rise:.3f} ± {one.error:.3f} |"
-        f" {one.rise / one.error:.1f} | {one.update_seconds:.1f} |"
+        f" {one.rise / one.error:.1f} |"
         for one in outcomes
     )
     return f"""## One budget, one model, one reward
 
 The packaged spelling model, {first.steps} steps of {first.samples // first.steps} samples, one optimizer step each, \
-the same learning rate; only the section `algorithm`
-differs. The score is the mean OCR score of {first.held_out} held-out samples, {first.before:.3f} before training; \
-± is the standard error of the paired rise.
+the same learning rate; only
+the section `algorithm` differs. The score is the mean OCR score of {first.held_out} held-out samples,
+{first.before:.3f} before training; ± is the standard error of the paired rise.
 
-| algorithm | recipe | after | rise | in standard errors | update, s |
-|---|---|---|---|---|---|
+| algorithm | recipe | after | rise | in standard errors |
+|---|---|---|---|---|
 {rows}
 
-![Rise of the held-out score and training reward of each algorithm](comparison.svg)
+![Rise of the held-out score and training reward of each algorithm](algorithms/comparison.svg)
 
 What to take from it, and what not: every algorithm learns here, with the settings of its recipe and one seed. The
-order holds for this model, this reward and this budget; learning rates were not tuned per algorithm. Seconds are of
-one thread of a shared CPU. `tools/compare_algorithms.py` makes this section from run directories, and refuses runs
-that differ in more than the algorithm.
+order holds for this model, this reward and this budget; learning rates were not tuned per algorithm. This section is
+made by `tools/compare_algorithms.py` from run directories; it refuses runs that differ in more than the algorithm.
 """
 
 
