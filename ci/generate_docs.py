@@ -1,4 +1,4 @@
-"""Makes the reference pages from the code: docs/configuration.md, docs/plugins.md and docs/recipes.md.
+"""Makes the reference pages from the code: configuration, plugins, recipes, models and algorithms, all below docs/.
 
     python ci/generate_docs.py            write the pages
     python ci/generate_docs.py --check    compare them with the code; 1 if one has drifted
@@ -9,30 +9,30 @@ one is an error. Only plugins of this repository's pyproject.toml are described,
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
+import functools
 import importlib
-import inspect
 import sys
-import textwrap
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from omni_portable.config.convert import MISSING
-from omni_portable.config.loader import load_config
-from omni_portable.config.plan import plan_text
-from omni_portable.config.recipes import find_recipe, list_recipes
-from omni_portable.config.rules import CHOICES, RANGES
-from omni_portable.config.schema import RunConfig
-from omni_portable.contracts.registry import GROUPS, PluginSpec
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTE = "<!-- Made by ci/generate_docs.py from the code. Do not edit: change the code, then run that program. -->\n"
+sys.path.insert(0, str(ROOT))
+
+from ci.docs_algorithms import algorithm_pages  # noqa: E402
+from ci.docs_models import models_page  # noqa: E402
+from ci.docs_tables import NOTE, allowed, capability, key_table, row  # noqa: E402
+from omni_portable.config.catalogue import catalogue  # noqa: E402
+from omni_portable.config.loader import load_config  # noqa: E402
+from omni_portable.config.plan import plan_text  # noqa: E402
+from omni_portable.config.schema import RunConfig  # noqa: E402
+from omni_portable.contracts.registry import GROUPS, PluginSpec  # noqa: E402
+
+__all__ = ["allowed", "drift", "key_table", "main", "pages"]
+
 WHERE: Mapping[str, tuple[str, str]] = {
     "device": ("device.name", ""),
     "model": ("model.family", "model.options."),
@@ -45,8 +45,6 @@ WHERE: Mapping[str, tuple[str, str]] = {
     "logger": ("trainer.loggers", ""),
 }
 """Kind of plugin -> the key that names one, and the prefix of its options ('' where a recipe cannot set any)."""
-HEAD = ("| key | type | default | meaning |", "|---|---|---|---|")
-NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "section"}
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -56,6 +54,8 @@ def pages(root: Path) -> dict[str, str]:
         "docs/configuration.md": configuration_page(specs),
         "docs/plugins.md": plugins_page(specs),
         "docs/recipes.md": recipes_page(),
+        "docs/models.md": models_page(specs["model"], specs["algorithm"], catalogue()),
+        **algorithm_pages(specs["algorithm"], specs["model"], catalogue(), root),
     }
 
 
@@ -106,32 +106,33 @@ def plugins_page(specs: Mapping[str, Sequence[PluginSpec]]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+@functools.cache
 def recipes_page() -> str:
-    """The matrix of packaged recipes, then the plan of each."""
-    names = list_recipes()
-    configs = {name: load_config(name) for name in names}
+    """The table of packaged recipes, then the plan of each. Composing them takes a while: once per process."""
     lines = [
         "# Recipes\n",
         NOTE,
-        "The packaged recipes. Run one with `omni-portable train NAME`; `device.name` is free unless the table names",
-        "one.\n",
-        "| recipe | model | algorithm | step kernel | rewards | trains | device |",
+        "The packaged recipes. Run one with `omni-portable train NAME`; `omni-portable recipes show NAME` prints all",
+        "its keys, `omni-portable recipes list --json` this table. Names that end in `_tiny` run on any machine, no",
+        "download needed; the tests train each of them. The others have published sizes: on this kind of machine only",
+        "their configuration and plan are checked, and their tiny twin is trained.\n",
+        "| recipe | algorithm | trains | rewards | engine, device | status | settings of |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, config in configs.items():
-        rank = config.model.lora.rank
+    for entry in catalogue():
         cells = [
-            f"`{name}`",
-            config.model.family,
-            config.algorithm["name"],
-            config.algorithm.get("step_kind", "the algorithm's"),
-            ", ".join(section["kind"] for section in config.reward.scorers.values()),
-            f"LoRA {rank}" if rank else "all weights",
-            config.device.name,
+            f"[`{entry.name}`](#{entry.name.replace('/', '')})",
+            entry.algorithm,
+            entry.trains,
+            ", ".join(entry.rewards),
+            f"{entry.engine}, {entry.device}",
+            entry.status,
+            entry.source,
         ]
         lines.append(row(cells))
-    for name, config in configs.items():
-        lines += ["", f"## {name}\n", f"{first_comment(find_recipe(name))}\n", "```text", plan_text(config), "```"]
+    for entry in catalogue():
+        plan = plan_text(load_config(entry.name))
+        lines += ["", f"## {entry.name}\n", f"{entry.summary}\n", "```text", plan, "```"]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -144,87 +145,6 @@ def sections(cls: type, key: str = "") -> Iterator[tuple[str, type]]:
             yield from sections(hint, where)
         elif typing.get_origin(hint) is dict and dataclasses.is_dataclass(named := typing.get_args(hint)[1]):
             yield from sections(named, f"{where}.NAME")  # type: ignore[arg-type]
-
-
-def key_table(cls: type, prefix: str) -> list[str]:
-    """A table of the keys of one dataclass; sections below it are left out."""
-    docs, hints = field_docs(cls), typing.get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if not dataclasses.is_dataclass(hints[field.name])]
-    missing = [field.name for field in fields if field.name not in docs]
-    if missing:
-        raise ValueError(f"{cls.__module__}.{cls.__name__}: no string literal under {', '.join(missing)}")
-    lines = list(HEAD)
-    for field in fields:
-        key = prefix + field.name
-        meaning = docs[field.name].replace("<", "\\<") + allowed(key)
-        lines.append(row([f"`{key}`", type_name(hints[field.name]), default(field), meaning]))
-    return lines
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """Field -> the string literal under it, in one line; inherited fields included."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, following in zip(body.body, body.body[1:], strict=False):
-            match statement, following:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = " ".join(text.split())
-    return docs
-
-
-def type_name(hint: Any) -> str:
-    """A type in words."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in args)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_name(arg) for arg in args)
-    if origin is list:
-        return f"list of {type_name(args[0])}s"
-    if origin is dict:
-        if dataclasses.is_dataclass(args[1]):
-            return "section of sections, by name"
-        return "section" if args[1] is Any else f"section of {type_name(args[1])}s"
-    return NAMES[hint]
-
-
-def default(field: dataclasses.Field[Any]) -> str:
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if value is dataclasses.MISSING or value == MISSING:
-        return "must be given"
-    if value == "" and isinstance(value, str):
-        return "empty"
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"`{shown.replace(chr(39), '')}`"
-
-
-def allowed(key: str) -> str:
-    """What a value may be, where the rules restrict it."""
-    if key in CHOICES:
-        return f" One of {', '.join(f'`{name}`' for name in CHOICES[key])}."
-    return f" Must be {RANGES[key]}." if key in RANGES else ""
-
-
-def capability(value: Any) -> str:
-    """A capability's value in words."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"`{name}` ({kind})" for name, kind in value.items()) or "none"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(f"`{item}`" for item in value) or "none"
-    return f"`{value}`"
-
-
-def row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip()
 
 
 def drift(root: Path) -> list[str]:
@@ -251,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1 if found else 0
     for name, text in pages(ROOT).items():
+        (ROOT / name).parent.mkdir(exist_ok=True)
         (ROOT / name).write_text(text, encoding="utf-8")
         print(name)
     return 0

@@ -12,7 +12,7 @@ import torch
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.logger import MetricLogger
-from omni_portable.contracts.rollout import RolloutEngine, Schedule
+from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.tokens import AnyAlgorithm, TokenAlgorithm
 from omni_portable.contracts.training import Policy, TrainEngine
 from omni_portable.data.prompts import PromptSampler
@@ -20,7 +20,7 @@ from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState
 from omni_portable.trainer.consistency import check_gap, logprob_metrics, stack_log_probs
 from omni_portable.trainer.correction import correct_batch
-from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.drawing import Drawing
 from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
 from omni_portable.trainer.progress import Progress
 from omni_portable.trainer.requests import round_seed
@@ -41,7 +41,7 @@ from omni_portable.trainer.validation import ValidationStage
 
 @dataclass
 class Producer:
-    """Prompts -> rollout -> rewards -> buffer, for one step; `schedule` is None where responses are drawn.
+    """Prompts -> rollout -> rewards -> buffer, for one step.
 
     An algorithm with dynamic sampling may have further prompts drawn, until as many groups as a batch has carry a
     signal or its `refill_rounds` are used up. Which prompts these are follows from the step alone.
@@ -50,7 +50,7 @@ class Producer:
     config: RunConfig
     sampler: PromptSampler
     algorithm: AnyAlgorithm
-    schedule: Schedule | None
+    requests: Drawing
     rollout: RolloutStage
     reward: RewardStage
     buffer: ReplayBuffer
@@ -74,7 +74,7 @@ class Producer:
             self.refills += 1
 
     async def _draw(self, step: int, batch: int, name: str) -> list[ScoredGroup]:
-        requests = drawing(self.config, self.algorithm, self.schedule).training(self.sampler.batch(batch), step, name)
+        requests = self.requests.training(self.sampler.batch(batch), step, name)
         self.progress.stage(f"step {step}: rollout")
         with self.clock.measure("rollout"):
             trajectories = await self.rollout.run(requests)

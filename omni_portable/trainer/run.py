@@ -25,13 +25,12 @@ from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
-from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop, Producer
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.requests import extent_of
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
@@ -132,14 +131,13 @@ def _wire(
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
-    rollout_config, clock = config.rollout, StageClock()
-    schedule = None if adapter is None else adapter.schedule(rollout_config.num_steps, extent_of(rollout_config))
+    clock = StageClock()
     rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
     buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
-    requests = drawing(config, prepared.algorithm, schedule)
+    requests = drawing(config, prepared.algorithm, None if adapter is None else schedules(config, adapter))
     probe = requests.probe(prepared.train_rows[0]) if config.consistency.probe else None
     validation = None
     if prepared.validation_rows:
@@ -154,7 +152,7 @@ def _wire(
         config=config,
         sampler=prepared.sampler,
         algorithm=prepared.algorithm,
-        schedule=schedule,
+        requests=requests,
         rollout=rollout,
         reward=reward,
         buffer=buffer,
@@ -182,7 +180,7 @@ def _wire(
             actor,
             engine,
             SyncProof(actor, engine, probe),
-            rollout_config.sleep_level,
+            config.rollout.sleep_level,
             state.policy_version,
             prepared.algorithm.rollout_policy,
         ),

@@ -38,7 +38,7 @@ def check_config(setup: EngineSetup, engine: str) -> None:
 
 def check_requires(algorithm: AnyAlgorithm, setup: EngineSetup) -> None:
     """Raise CapabilityError where the algorithm requires a policy that the engine was not built with."""
-    for name in ("reference_policy", "old_policy", "ema", "teacher"):
+    for name in ("reference_policy", "old_policy", "ema", "teacher", "fake_score"):
         if getattr(algorithm.requires, name) and not getattr(setup.requires, name):
             raise CapabilityError(
                 f"algorithm '{algorithm.name}' requires {name}, but the train engine was built without it",

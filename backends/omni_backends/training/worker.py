@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from omni_backends.training.checks import check_config
+from omni_backends.training.fake import FakeTrainer
 from omni_backends.training.lifecycle import TAGS, SleepGuard
 from omni_backends.training.micro import Forward, MicroBatch, sample_weights
 from omni_backends.training.noised import noised_batches
@@ -74,6 +75,8 @@ class Worker:
             ema_decay=config.actor.ema_decay,
             swap=self._swap(),
         )
+        fake = setup.requires.fake_score
+        self._fake = FakeTrainer(self._policies, self._optimizer, config.actor, fake) if fake else None
         self._guard = self._make_guard()
 
     @property
@@ -138,7 +141,11 @@ class Worker:
     def _others(self, algorithm: AnyAlgorithm) -> dict[Policy, Forward]:
         """The policies that the algorithm compares with, each as a forward of a micro-batch."""
         requires = algorithm.requires
-        wanted: dict[Policy, bool] = {"reference": requires.reference_policy, "old": requires.old_policy}
+        wanted: dict[Policy, bool] = {
+            "reference": requires.reference_policy,
+            "old": requires.old_policy,
+            "fake": requires.fake_score is not None,
+        }
         others = {policy: self._under(policy) for policy, needed in wanted.items() if needed}
         if requires.teacher:
             assert self._teachers is not None  # check_requires
@@ -151,6 +158,10 @@ class Worker:
                 return micro.forward(self._adapter, step)
 
         return forward
+
+    def _trained_copies(self) -> dict[str, MasterOptimizer]:
+        """Policies beside the current one that an optimizer of their own trains."""
+        return {"fake": self._fake.optimizer} if self._fake else {}
 
     def _needs(self, policy: Policy) -> tuple[SleepTag, ...]:
         return TAGS if policy in self._policies.copies else ("weights",)
@@ -165,6 +176,8 @@ class Worker:
             pool.register("optimizer", torch.nn.ParameterList(self._optimizer.separate_masters))
         for copy in self._policies.copies.values():
             pool.register("optimizer", copy)
+        for other in self._trained_copies().values():
+            pool.register("optimizer", other.adamw)
         return SleepGuard(self.name, pool)
 
 

@@ -18,7 +18,7 @@ from omni_portable.samplers.noise import INITIAL, unit_noise
 
 @dataclass(frozen=True)
 class Prompted:
-    """Conditioning of one request on the host, without batch dimension; `negative` where guidance runs."""
+    """Conditioning of one request on the host, without batch dimension; `negative` where the pack's key asks for it."""
 
     positive: Conditioning
     negative: Conditioning | None
@@ -153,8 +153,10 @@ class PackRun:
             stochastic=torch.tensor(stochastic),
             noise=self._noise(stochastic),
         )
-        if self._key.record_transitions and any(stochastic):
-            self._record(stochastic, latents, outcome)
+        key = self._key
+        kept = [key.record_every_step or (key.record_transitions and drawn) for drawn in stochastic]
+        if any(kept):
+            self._record(kept, latents, outcome)
         for sample, row in zip(self.samples, outcome.next_latents.unbind(), strict=True):
             sample.latents = row
             sample.step += 1
@@ -178,9 +180,9 @@ class PackRun:
             noise[row] = unit_noise([sample.request], sample.step, self._key.latent_shape)[0]
         return noise.to(self._device)
 
-    def _record(self, stochastic: Sequence[bool], latents: torch.Tensor, outcome: Transition) -> None:
+    def _record(self, kept: Sequence[bool], latents: torch.Tensor, outcome: Transition) -> None:
         before, after, log_probs = (t.to("cpu") for t in (latents, outcome.next_latents, outcome.log_prob))
-        for row, wanted in enumerate(stochastic):
+        for row, wanted in enumerate(kept):
             if wanted:
                 sample = self.samples[row]
                 sample.recorded.append(_Recorded(sample.step, before[row], after[row], log_probs[row]))
@@ -191,7 +193,10 @@ def _stack(tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Ten
 
 
 def _check_finite(trajectory: Trajectory) -> None:
-    for what, tensor in (("clean latents", trajectory.final_latents), ("log-probs", trajectory.log_probs)):
+    stochastic = set(trajectory.request.plan.stochastic_steps)
+    drawn = [index for index, step in enumerate(trajectory.step_indices.tolist()) if step in stochastic]
+    log_probs = trajectory.log_probs[drawn]  # a deterministic step has none
+    for what, tensor in (("clean latents", trajectory.final_latents), ("log-probs", log_probs)):
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(
                 f"the {what} of request '{trajectory.request.request_id}' (policy version {trajectory.policy_version}) "

@@ -6,7 +6,6 @@ It ends when the other side does. Answers are {'id', 'ok', 'value'} or {'id', 'o
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Mapping
