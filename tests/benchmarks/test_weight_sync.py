@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from omni_backends.sync import SyncReport, send_weights
@@ -25,13 +23,6 @@ from tests.support.sync_worker import ProcessWorkers
 MIB = 1 << 20
 FULL = {f"layer.{index}.weight": 10 * MIB // 4 for index in range(20)}
 """200 MiB in fp32: names and sizes."""
-
-
-@pytest.fixture
-def worker(request: Any) -> Iterator[ProcessWorkers]:
-    group = ProcessWorkers(1, request.param)
-    yield group
-    group.close()
 
 
 def lora() -> tuple[dict[str, torch.Tensor], LoraInfo]:
@@ -55,7 +46,8 @@ def copy_bandwidth(size: int) -> float:
     return size / min(seconds[1:])
 
 
-def measured(benchmark: Any, worker: ProcessWorkers, tensors: dict[str, torch.Tensor], info: LoraInfo | None) -> None:
+def measured(benchmark: Any, tensors: dict[str, torch.Tensor], info: LoraInfo | None) -> None:
+    worker = ProcessWorkers(1, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     versions = itertools.count(1)
     reports: list[SyncReport] = []
 
@@ -65,22 +57,24 @@ def measured(benchmark: Any, worker: ProcessWorkers, tensors: dict[str, torch.Te
     def sync(made: NamedTensorStream) -> None:
         reports.append(send_weights(made, worker, version=next(versions)))
 
-    benchmark.pedantic(sync, setup=stream, rounds=5, warmup_rounds=1)
+    try:
+        benchmark.pedantic(sync, setup=stream, rounds=5, warmup_rounds=1)
+    finally:
+        worker.close()
     best = min(reports, key=lambda report: report.seconds)
     benchmark.extra_info |= {
         "bytes": best.bytes,
-        "seconds": best.seconds,
+        "milliseconds": best.seconds * 1e3,
         "sync_bytes_per_second": best.bytes / best.seconds,
         "transfer_bytes_per_second": best.bytes / best.transfer_seconds,
         "copy_bytes_per_second": copy_bandwidth(200 * MIB),
     }
+    print({name: f"{value:.4g}" for name, value in benchmark.extra_info.items()})
 
 
-@pytest.mark.parametrize("worker", [{name: tuple(t.shape) for name, t in lora()[0].items()}], indirect=True)
-def test_lora_sync_of_the_tiny_model(benchmark: Any, worker: ProcessWorkers) -> None:
-    measured(benchmark, worker, *lora())
+def test_lora_sync_of_the_tiny_model(benchmark: Any) -> None:
+    measured(benchmark, *lora())
 
 
-@pytest.mark.parametrize("worker", [FULL], indirect=True)
-def test_full_sync_of_200_mib(benchmark: Any, worker: ProcessWorkers) -> None:
-    measured(benchmark, worker, {name: torch.randn(size) for name, size in FULL.items()}, None)
+def test_full_sync_of_200_mib(benchmark: Any) -> None:
+    measured(benchmark, {name: torch.randn(size) for name, size in FULL.items()}, None)

@@ -1,8 +1,8 @@
 """A rollout worker of tests in a process of its own: calls as JSON lines on stdin, answers on stdout.
 
-    python -m tests.support.sync_worker RANK NAME:SIZE...
+    python -m tests.support.sync_worker RANK NAME:SHAPE...
 
-holds fp32 zeros of the given sizes.
+holds fp32 zeros; a shape is '30000' or '4x32'.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 class ProcessWorkers:
     """Worker processes behind an engine's call: all are asked before the first is awaited."""
 
-    def __init__(self, count: int, sizes: dict[str, int]) -> None:
-        held = [f"{name}:{size}" for name, size in sizes.items()]
+    def __init__(self, count: int, shapes: Mapping[str, Sequence[int]]) -> None:
+        held = [f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items()]
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.support.sync_worker", str(rank), *held],
@@ -62,13 +63,18 @@ def _answer(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline() or '"died"')
 
 
-def serve(rank: int, sizes: dict[str, int]) -> None:
-    receiver = WeightReceiver(DictTarget({name: torch.zeros(size) for name, size in sizes.items()}), rank=rank)
+def serve(rank: int, held: Mapping[str, torch.Tensor]) -> None:
+    receiver = WeightReceiver(DictTarget(held), rank=rank)
     for line in sys.stdin:
         method, arguments = json.loads(line)
         print(json.dumps(getattr(receiver, method)(**arguments)), flush=True)
 
 
+def _zeros(described: str) -> tuple[str, torch.Tensor]:
+    name, _, shape = described.rpartition(":")
+    return name, torch.zeros([int(size) for size in shape.split("x")])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(int(sys.argv[1]), {name: int(size) for name, _, size in (held.partition(":") for held in sys.argv[2:])})
+    serve(int(sys.argv[1]), dict(map(_zeros, sys.argv[2:])))

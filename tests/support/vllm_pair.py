@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from omni_backends.rollout.native_tokens.engine import NativeTokenEngine
+from omni_portable.config.schema import RolloutConfig
 from omni_portable.contracts.rollout import RolloutResult
 from omni_portable.contracts.tokens import TokenRequest, TokenTrajectory
 from omni_portable.models.setup import EngineSetup
@@ -24,11 +27,18 @@ GAP = 1e-5
 """Largest difference of log-probs between engines in fp32."""
 
 
-def vllm_setup(name: str, *, lora_rank: int = 0, **options: Any) -> EngineSetup:
-    """Of a tiny model, with `rollout.options`."""
-    setup = make_setup(name.partition("/")[0], folder(name), lora_rank=lora_rank, max_num_seqs=MAX_NUM_SEQS)
+def vllm_setup(
+    name: str, *, lora_rank: int = 0, path: Path | None = None, dtype: torch.dtype = torch.float32, **options: Any
+) -> EngineSetup:
+    """Of a tiny model (in `path`, where given), with `rollout.options`."""
+    family = name.partition("/")[0]
+    setup = make_setup(family, path or folder(name), lora_rank=lora_rank, max_num_seqs=MAX_NUM_SEQS)
     setup.config.rollout.options = {"max_model_len": 512, "kv_cache_mib": 64, **options}
-    return setup
+    return replace(setup, load=replace(setup.load, dtype=dtype))
+
+
+def native_rollout() -> RolloutConfig:
+    return RolloutConfig(max_num_seqs=MAX_NUM_SEQS)
 
 
 class Pair:
@@ -37,16 +47,17 @@ class Pair:
     Args:
         name: tiny model.
         lora_rank: 0 for full weights.
-        options: `rollout.options` of the vLLM engine.
+        path: of another model of the family than the tiny one.
+        options: `dtype`, and `rollout.options` of the vLLM engine.
     """
 
-    def __init__(self, name: str, *, lora_rank: int = 0, **options: Any) -> None:
+    def __init__(self, name: str, *, lora_rank: int = 0, path: Path | None = None, **options: Any) -> None:
         from omni_backends.rollout.vllm import host
         from omni_backends.rollout.vllm.engine import VllmEngine
 
         self.name = name
-        native = make_setup(name.partition("/")[0], folder(name), lora_rank=lora_rank, max_num_seqs=MAX_NUM_SEQS)
-        self.native = NativeTokenEngine(native)
+        setup = vllm_setup(name, lora_rank=lora_rank, path=path, **options)
+        self.native = NativeTokenEngine(replace(setup, config=replace(setup.config, rollout=native_rollout())))
         whole = host.engine_arguments
 
         def faulty(*arguments: Any) -> dict[str, Any]:
@@ -54,7 +65,7 @@ class Pair:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(host, "engine_arguments", faulty)
-            self.engine = VllmEngine(vllm_setup(name, lora_rank=lora_rank, **options))
+            self.engine = VllmEngine(setup)
         self.mode = "adapter" if lora_rank else "full"
         self.first = self.held()
 
@@ -69,7 +80,8 @@ class Pair:
     def changed(self, seed: int, scale: float = 0.1) -> dict[str, torch.Tensor]:
         """The first weights, moved."""
         return {
-            name: tensor + scale * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed + index))
+            name: tensor
+            + scale * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed + index)).to(tensor.dtype)
             for index, (name, tensor) in enumerate(self.first.items())
         }
 

@@ -26,7 +26,7 @@ SIZES = {"first": 30_000, "second": 7, "third": 20_001}
 @pytest.fixture(scope="module")
 def workers() -> Iterator[ProcessWorkers]:
     """Two workers for the whole module: starting them takes longer than all syncs."""
-    group = ProcessWorkers(2, SIZES)
+    group = ProcessWorkers(2, {name: (size,) for name, size in SIZES.items()})
     yield group
     group.close()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
@@ -118,8 +119,8 @@ class LoraSlot:
         """The layer that a matrix belongs to, and which of its slices."""
         path = name.partition(".lora_")[0]
         target, shard = self._inventory.runtime_name(f"{path}.weight")
-        layer = self._manager.modules.get(target.removesuffix(".weight"))
-        if layer is None:
+        layer: Any = self._manager.modules.get(target.removesuffix(".weight"))
+        if not isinstance(layer, BaseLinearLayerWithLoRA):
             raise WeightSyncError(
                 f"vLLM applies no LoRA in '{target.removesuffix('.weight')}' ('{path}')",
                 remedy="choose model.lora.targets among attention and feed-forward projections of the language model",

@@ -11,6 +11,7 @@ from typing import Any
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.media import ACCEPTED
 from omni_backends.rollout.vllm.plugin import PLUGIN, TRANSFER
+from omni_backends.rollout.vllm.serving import Policy
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.tokens import AutoregressiveAdapter
 from omni_portable.models.setup import EngineSetup
@@ -21,12 +22,12 @@ MIB = 1 << 20
 PACKAGE = "omni_backends.rollout.vllm"
 
 
-def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, lora_rank: int) -> dict[str, Any]:
+def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, policy: Policy) -> dict[str, Any]:
     """Keyword arguments of vLLM's `AsyncEngineArgs`.
 
     Args:
         folder: model folder as vLLM reads it.
-        lora_rank: 0 without a LoRA.
+        policy: what is trained in it.
 
     Raises:
         CapabilityError: a rank for which vLLM has no room.
@@ -59,8 +60,15 @@ def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, lor
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
     if options.kv_cache_mib:
         arguments["kv_cache_memory_bytes"] = options.kv_cache_mib * MIB
-    if lora_rank:
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": _room(lora_rank)}
+    if policy.lora is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_cpu_loras": 1,
+            "max_lora_rank": _room(policy.lora.rank),
+            # only these: what vLLM wraps besides may need kernels that are not there (experts on a CPU)
+            "lora_target_modules": policy.inventory.adapted_modules(),
+        }
     return arguments
 
 

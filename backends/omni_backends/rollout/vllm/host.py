@@ -193,9 +193,8 @@ class VllmHost:
             shutil.rmtree(self._exported, ignore_errors=True)
 
     def _start(self, folder: Path) -> VllmProcess:
-        rank = self._policy.lora.rank if self._policy.lora else 0
         process = VllmProcess(
-            engine_arguments(self._setup, self._options, folder, rank),
+            engine_arguments(self._setup, self._options, folder, self._policy),
             process_environment(self._setup, self._options),
             self._options.start_timeout_s,
             self._options.call_timeout_s,

@@ -45,6 +45,11 @@ class Inventory:
         """Name of a base tensor in vLLM, and which shard of it."""
         return rollout_name(name, self.prefixes)
 
+    def adapted_modules(self) -> list[str]:
+        """vLLM's modules that LoRA matrices belong to."""
+        paths = {name.partition(".lora_")[0] for name in self.adapter}
+        return sorted({self.runtime_name(f"{path}.weight")[0].removesuffix(".weight") for path in paths})
+
     def check(self, sent: Mapping[str, TensorInfo]) -> None:
         """Refuse an update of other tensors.
 

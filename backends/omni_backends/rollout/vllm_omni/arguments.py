@@ -104,6 +104,7 @@ def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONWARNINGS": "ignore:resource_tracker",  # it complains about what ends with the process anyway
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     return {**wanted, **environment}

@@ -137,7 +137,7 @@ class Drawer:
 
     def _start(self, requests: Sequence[RolloutRequest], key: ShapeKey) -> list[Sample]:
         with self.statistics.timed("encode"):
-            prompts = [self._prompted(request, key.guided) for request in requests]
+            prompts = [self._prompted(request, key.with_negative) for request in requests]
         return start_samples(self._adapter, requests, key, prompts, self._device)
 
     def _decode(self, samples: Sequence[Sample], extent: Extent) -> list[dict[str, MediaArtifact]]:
@@ -149,8 +149,8 @@ class Drawer:
                 artifacts += decode(self._adapter, latents, extent)
         return artifacts
 
-    def _prompted(self, request: RolloutRequest, guided: bool) -> Prompted:
-        negative = self._conditioning(request.negative_prompt, request) if guided else None
+    def _prompted(self, request: RolloutRequest, with_negative: bool) -> Prompted:
+        negative = self._conditioning(request.negative_prompt, request) if with_negative else None
         return Prompted(self._conditioning(request.prompt, request), negative)
 
     def _conditioning(self, prompt: str, request: RolloutRequest) -> Conditioning:

@@ -138,8 +138,10 @@ def _artifact(message: Mapping[str, Any]) -> MediaArtifact:
 
 def _check(trajectory: Trajectory, engine: str) -> None:
     shape, kept = tuple(trajectory.final_latents.shape), len(trajectory.step_indices)
-    plan = trajectory.request.plan
+    plan, steps = trajectory.request.plan, trajectory.request.schedule.num_steps
     expected = len(plan.stochastic_steps) if plan.record_transitions else 0
+    if plan.record_every_step:
+        expected = steps
     shapes = {
         "step_indices": (expected,),
         "latents": (expected, *shape),

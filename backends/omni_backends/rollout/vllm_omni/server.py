@@ -6,6 +6,7 @@ It ends when the other side does. Answers are {'id', 'ok', 'value'} or {'id', 'o
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -175,7 +176,7 @@ def main() -> None:
     status = asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
     sys.stdout.flush()
     sys.stderr.flush()
-    sys.exit(status)
+    os._exit(status)  # the engine's threads would keep the process
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from omni_backends.training.fsdp2.process import RankSpec
 from omni_backends.training.fsdp2.ranks import Ranks
 from omni_backends.training.fsdp2.shares import Round, check_batch, deal, in_order
 from omni_backends.training.fsdp2.stream import GatheredStream, buckets
-from omni_backends.training.lifecycle import TAGS
+from omni_backends.training.lifecycle import TAGS, SleepGuard
 from omni_backends.training.rows import RowLog, check_norm, filled_up
 from omni_backends.training.worker import micro_batch_size, mini_batch_weight
 from omni_portable.config.kinds import trained_kind
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.device import SleepTag
-from omni_portable.contracts.errors import NonFiniteError
+from omni_portable.contracts.errors import CapabilityError, NonFiniteError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.contracts.training import Policy, StepResult
@@ -55,6 +55,11 @@ class Fsdp2TrainEngine:
 
     def __init__(self, setup: EngineSetup) -> None:
         check_config(setup, self.name)
+        if setup.requires.fake_score:
+            raise CapabilityError(
+                f"the algorithm trains a fake score network beside the policy, which train engine '{self.name}' cannot",
+                remedy="set actor.engine=single",
+            )
         config, self._setup = setup.config, setup
         self._layout = Layout.of(config.actor)
         self._micro_size = micro_batch_size(setup)
@@ -71,6 +76,7 @@ class Fsdp2TrainEngine:
         )
         self._ranks = Ranks(self.name, spec, self._layout.size)
         self._facts = self._ranks.facts[0]
+        self._guard = SleepGuard(self.name, _RankPools(self._ranks))
         self._version = 0
         self._infos: dict[Policy, dict[str, TensorInfo]] = {}
         self.optimizer_steps: int = self._facts.optimizer_steps
@@ -86,6 +92,7 @@ class Fsdp2TrainEngine:
 
         W are the stored steps, or the tokens of the longest response; NaN where a response has ended.
         """
+        self._guard.require_awake("score transitions", *self._needs(policy))
         self._check(batch, "tokens" if self._tokens else "transitions")
         rounds = deal(batch, self._micro_size, self._layout.data, train=False)
         results = self._ranks.call("score", self._shares(rounds), policy=policy)
@@ -102,7 +109,14 @@ class Fsdp2TrainEngine:
             CapabilityError: no stored transitions, or a required policy that this engine was not built with.
             RankError: a rank died; the others were stopped.
         """
+        self._guard.require_awake("train", *TAGS)
         check_requires(algorithm, self._setup)
+        if algorithm.row_kind == "generated":
+            raise CapabilityError(
+                f"algorithm '{algorithm.name}' trains the steps of its own sampling, which train engine '{self.name}' "
+                "cannot",
+                remedy="set actor.engine=single",
+            )
         self._check(batch, algorithm.row_kind)
         total = mini_batch_weight(batch, algorithm, tokens=self._tokens)
         rounds = deal(batch, self._micro_size, self._layout.data, train=True)
@@ -122,6 +136,7 @@ class Fsdp2TrainEngine:
 
     def update_old_policy(self, decay: float) -> None:
         """old <- decay * old + (1 - decay) * current (0 copies), for algorithms that require an old policy."""
+        self._guard.require_awake("update its old policy", *TAGS)
         self._ranks.call("update_old_policy", decay=decay)
         self._changed()
 
@@ -147,11 +162,11 @@ class Fsdp2TrainEngine:
 
     def sleep(self, level: int = 1, tags: Sequence[SleepTag] = TAGS) -> Ack:
         """Release device memory of every rank, keeping an exact copy off the device; level 1 only."""
-        return _together(self._ranks.call("sleep", level=level, tags=tuple(tags)))
+        return self._guard.sleep(level, tuple(tags))
 
     def wake(self, tags: Sequence[SleepTag] = TAGS) -> Ack:
         """Restore what sleeps, bit for bit."""
-        return _together(self._ranks.call("wake", tags=tuple(tags)))
+        return self._guard.wake(tuple(tags))
 
     def save(self, folder: Path) -> None:
         """Write shards of weights, policy copies and optimizer state (see `fsdp2.checkpoint`) into an existing folder.
@@ -159,6 +174,7 @@ class Fsdp2TrainEngine:
         Raises:
             RunDirectoryError: a file cannot be written.
         """
+        self._guard.require_awake("save", *TAGS)
         finish_save(folder, self._ranks.call("save", folder=folder)[0], self._facts.lora)
 
     def load(self, folder: Path) -> None:
@@ -168,6 +184,7 @@ class Fsdp2TrainEngine:
         Raises:
             CheckpointError: a file is missing, truncated, corrupt or does not fit this run; names it.
         """
+        self._guard.require_awake("load", *TAGS)
         facts = self._facts
         state, steps = check_checkpoint(folder, facts.shapes, facts.copies, facts.lora)
         done = state.optimizer_steps
@@ -221,7 +238,11 @@ class Fsdp2TrainEngine:
             {"shares": [dealt[self._layout.data_rank(rank)] for dealt in rounds]} for rank in range(self._layout.size)
         ]
 
+    def _needs(self, policy: Policy) -> tuple[SleepTag, ...]:
+        return TAGS if policy in self._facts.copies else ("weights",)
+
     def _described(self, policy: Policy) -> dict[str, TensorInfo]:
+        self._guard.require_awake("give weights", *self._needs(policy))
         if policy not in self._infos:
             found: dict[str, TensorInfo] = {}
             for names in buckets(self._sizes()):
@@ -237,6 +258,19 @@ class Fsdp2TrainEngine:
     def _changed(self) -> None:
         self._version += 1
         self._infos.clear()
+
+
+class _RankPools:
+    """The pools of all ranks as one."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def sleep(self, level: int = 1, tags: Sequence[SleepTag] | None = None) -> Ack:
+        return _together(self._ranks.call("sleep", level=level, tags=tags))
+
+    def wake(self, tags: Sequence[SleepTag] | None = None) -> Ack:
+        return _together(self._ranks.call("wake", tags=tags))
 
 
 def _together(acks: Sequence[Ack]) -> Ack:

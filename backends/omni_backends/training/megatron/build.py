@@ -89,8 +89,7 @@ def build_gpt(settings: Settings, dtype: torch.dtype) -> Any:
         if settings.shape.fused_norms:
             spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
         else:
-            spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
-            spec.submodules.self_attention.submodules.core_attention = CausalAttention
+            spec = _attending(get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"))
         return GPTModel(
             config,
             spec,
@@ -100,3 +99,9 @@ def build_gpt(settings: Settings, dtype: torch.dtype) -> Any:
             parallel_output=True,
             share_embeddings_and_output_weights=settings.tied,
         )
+
+
+def _attending(spec: Any) -> Any:
+    """A layer's specification with attention that runs on every device."""
+    spec.submodules.self_attention.submodules.core_attention = CausalAttention
+    return spec

@@ -19,7 +19,7 @@ from tests.support.vllm_pair import Pair, draw, vllm_setup
 
 require_installed("vllm")
 
-LONG: dict[str, Any] = {"max_new_tokens": 400, "prompt": "go on", "temperature": 5.0}
+LONG: dict[str, Any] = {"max_new_tokens": 300, "prompt": "go on", "temperature": 5.0}
 
 
 def _kill(pair: Pair) -> int:
@@ -30,6 +30,7 @@ def _kill(pair: Pair) -> int:
 
 async def _killed(pair: Pair, times: int) -> Any:
     """Draw long requests; the engine's process is killed while they are on their way, `times` times."""
+    pair.engine.statistics()
     task = asyncio.ensure_future(pair.engine.generate([token_request(i, **LONG) for i in range(3)]))
     killed: set[int] = set()
     while len(killed) < times and not task.done():

@@ -17,17 +17,18 @@ from tests.support.vllm_pair import Pair, draw
 
 require_installed("vllm")
 
-LONG: dict[str, Any] = {"max_new_tokens": 400, "prompt": "go on", "temperature": 5.0}
+LONG: dict[str, Any] = {"max_new_tokens": 300, "prompt": "go on", "temperature": 5.0}
 
 
 async def _interrupted(pair: Pair, interrupt: Any) -> tuple[RolloutResult, Any]:
     """Start long requests, interrupt them once some tokens are there."""
     requests = [token_request(i, **LONG) for i in range(3)]
+    pair.engine.statistics()
     task = asyncio.ensure_future(pair.engine.generate(requests))
-    for _ in range(400):
+    steps = 0
+    while steps < 5 and not task.done():
         await asyncio.sleep(0.02)
-        if task.done() or len(pair.engine._inflight) == 3 and pair.engine._host.batches():
-            break
+        steps += len(pair.engine._host.batches())
     ack = interrupt(pair.engine)
     return await task, ack
 
@@ -46,7 +47,7 @@ def test_an_aborted_request_keeps_what_it_had_said(text_pair: Pair) -> None:
     assert [t.request.request_id for t in result.trajectories] == ["r0", "r2"]
     partial = text_pair.engine.partial_responses()["r1"]
     said = len(partial.response_ids)
-    assert 0 < said < 400
+    assert 0 < said < 300
     (whole,) = draw(text_pair.engine, [token_request(1, **LONG)])
     assert whole.response_ids[:said].tolist() == partial.response_ids.tolist()
     torch.testing.assert_close(whole.log_probs[:said], partial.log_probs, atol=1e-5, rtol=0)

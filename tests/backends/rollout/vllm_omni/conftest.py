@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.backends.rollout.vllm_omni.drawing import Pair
 
-INSTALLED = importlib.util.find_spec("vllm_omni") is not None
-
 
 @pytest.fixture(scope="session")
 def engine_pair() -> Iterator[Callable[..., Pair]]:
     """A vLLM-Omni engine and what it is compared with; equal arguments share one."""
-    if not INSTALLED:
-        pytest.skip("vllm-omni is not installed (make setup-engines)")
     pairs: dict[str, Pair] = {}
 
     def get(family: str = "sd3", **changes) -> Pair:

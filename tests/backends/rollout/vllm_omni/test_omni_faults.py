@@ -18,7 +18,10 @@ from omni_portable.contracts.lifecycle import EngineState
 from omni_portable.contracts.rollout import SamplingPlan
 from omni_portable.models.weights import make_stream
 from tests.backends.rollout.vllm_omni.drawing import largest_gap
+from tests.support.engines import require_installed
 from tests.support.trajectories import bit_equal
+
+require_installed("vllm", "vllm_omni")
 
 LONG = 4000
 """Denoising steps of a request that is not meant to finish."""

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from omni_portable.contracts.errors import (
     PluginError,
 )
 from omni_portable.contracts.media import MediaArtifact
-from omni_portable.contracts.rollout import Trajectory
+from omni_portable.contracts.rollout import RolloutRequest, Trajectory
 from tests.support.engines import make_setup
 from tests.support.requests import PLAN, make_request
 
@@ -71,6 +72,11 @@ def test_a_request_arrives_as_it_was_without_what_the_engine_does_not_need():
     assert (found.schedule, found.plan, found.extent) == (request.schedule, request.plan, request.extent)
     for name in ("request_id", "group_id", "prompt_id", "sample_index", "seed", "prompt", "negative_prompt"):
         assert getattr(found, name) == getattr(request, name)
+
+
+def test_every_field_of_a_request_travels_but_the_two_that_stay_behind():
+    sent = set(encode_request(make_request(), "pack", 0, 1))
+    assert {field.name for field in fields(RolloutRequest)} - sent == {"metadata", "target"}
 
 
 def test_a_trajectory_comes_back_bit_for_bit_under_the_callers_request():

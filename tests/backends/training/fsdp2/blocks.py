@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.registry import PluginSpec
 from omni_portable.contracts.rollout import Trajectory
 from omni_portable.models.setup import EngineSetup
-from tests.backends.training.toy import ToyAdapter, make_trajectories
+from tests.backends.training.toy import SHAPE, make_trajectories
+from tests.support.toy_adapter import WIDTH, ToyAdapter
 
 SPEC = PluginSpec(
     "blocks",
@@ -47,7 +49,8 @@ class BlocksTransformer(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
-            self.to_q, self.prompt, self.out = nn.Linear(18, 10), nn.Linear(4, 10), nn.Linear(10, 18)
+            size = math.prod(SHAPE)
+            self.to_q, self.prompt, self.out = nn.Linear(size, 10), nn.Linear(WIDTH, 10), nn.Linear(10, size)
             self.blocks = nn.ModuleList(Block(10) for _ in range(3))
             self.unused = nn.Linear(2, 2)
         self.checkpointing = False
@@ -55,9 +58,10 @@ class BlocksTransformer(nn.Module):
     def enable_gradient_checkpointing(self) -> None:
         self.checkpointing = True
 
-    def forward(self, latents: torch.Tensor, time: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
+    def forward(self, latents: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         dtype = self.to_q.weight.dtype
-        hidden = self.to_q(latents.flatten(1).to(dtype)) + self.prompt(embeds.to(dtype)) + time[:, None].to(dtype)
+        hidden = self.to_q(latents.flatten(1).to(dtype)) + self.prompt(tokens.mean(1).to(dtype))
+        hidden = hidden + (timesteps[:, None] / 1000).to(dtype)
         for block in self.blocks:
             again = self.checkpointing and torch.is_grad_enabled()
             hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False) if again else block(hidden)
@@ -66,9 +70,8 @@ class BlocksTransformer(nn.Module):
 
 
 class BlocksAdapter(ToyAdapter):
-    family = "blocks"
-
     def __init__(self, load: ModelLoad) -> None:
+        super().__init__(load, "blocks")
         self.transformer = BlocksTransformer().to(load.torch_device, load.dtype).eval()
 
     def lora_targets(self) -> tuple[str, ...]:

@@ -100,7 +100,6 @@ def test_sleep_and_wake_are_exact_and_guarded(lora_pair):
     batch = blocks_batch(8)
     lora_pair.train_step(batch, ToyAlgorithm())
     kept = checksums(lora_pair)
-    lora_pair._changed()  # hashes again instead of remembering
     ack = lora_pair.sleep()
     assert ack.ok
     assert "rank 1" in ack.detail
