@@ -3,15 +3,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES := $(VENV)/.engines
+# Each file of these starts engines in processes of their own, which its tests share: they run one after another.
+ENGINE_TESTS := tests/backends/rollout/vllm tests/backends/rollout/vllm_omni tests/models/test_engine_layouts.py
+PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
-.PHONY: quickstart test check bench resolve contracts format clean
+.PHONY: quickstart test check setup-engines test-engines bench resolve contracts format clean
 
 quickstart: $(STAMP)
 	$(BIN)/omni-portable quickstart $(ARGS)
 
-# Tests compute on one thread each, in as many processes as there are cores, four at most.
+# Tests compute on one thread each, in as many processes as there are cores, four at most. Those of vLLM and vLLM-Omni
+# skip themselves where these are not installed, and run after the others where they are.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal $(ARGS)
+ifeq ($(wildcard $(ENGINES))$(ARGS),$(ENGINES))
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) $(addprefix --ignore=,$(ENGINE_TESTS))
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(ENGINE_TESTS)
+else
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) $(ARGS)
+endif
+
+# vLLM and vLLM-Omni in the same environment (docs/engines.md), and the tests that need them.
+setup-engines: $(ENGINES)
+
+test-engines: $(ENGINES)
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(ENGINE_TESTS) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,6 +63,10 @@ $(STAMP): pyproject.toml dockerfiles/constraints/cpu.txt
 	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint dockerfiles/constraints/cpu.txt --editable '.[cpu,dev]'
 	touch $(STAMP)
+
+$(ENGINES): $(STAMP) ci/setup_engines.py tools/cpu_torch_companions/omni_cpu_companions.py
+	$(BIN)/python ci/setup_engines.py
+	touch $(ENGINES)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

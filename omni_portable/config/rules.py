@@ -69,6 +69,10 @@ RANGES: Mapping[str, Range] = {
     "actor.micro_batch_size": AT_LEAST_0,
     "actor.epochs": AT_LEAST_1,
     "actor.ema_decay": FRACTION,
+    "actor.world_size": Range(low=1, high=4096),
+    "actor.sequence_parallel": Range(low=1, high=64),
+    "actor.tensor_parallel": Range(low=1, high=64),
+    "actor.rank_timeout_s": Range(low=0, high=1e6, open_low=True),
     "reward.retries": AT_LEAST_0,
     "reward.timeout_s": Range(low=0, high=1e9, open_low=True),
     "data.train_batch_size": COUNT,
@@ -93,6 +97,10 @@ RANGES: Mapping[str, Range] = {
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device.dtype": ("auto", "float32", "bfloat16", "float16"),
+    "actor.sharding": ("full", "keep"),
+    "actor.offload": ("none", "cpu"),
+    "actor.reduce_dtype": ("float32", "bfloat16"),
+    "actor.gradient_sync": ("last", "each"),
     "reward.on_error": ("fail", "drop_group"),
     "trainer.mode": ("sync",),
     "trainer.progress": ("auto", "rich", "plain", "off"),

@@ -135,6 +135,25 @@ class ActorConfig:
     """Exponential moving average of the trained weights; 0 turns it off. Validation then uses the average."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them; saves memory, costs time."""
+    world_size: int = 1
+    """Processes that train together; those of one `sequence_parallel` or `tensor_parallel` group share their samples,
+    and micro-batches are dealt to the groups."""
+    sharding: str = "full"
+    """Weights are always sharded over the processes. 'full' frees a block's gathered weights after its forward and
+    gathers them again for its backward; 'keep' keeps them in between (faster, more memory)."""
+    offload: str = "none"
+    """'cpu' keeps shards of weights, gradients and optimizer state in the host's memory; 'none' on the device."""
+    reduce_dtype: str = "float32"
+    """In which gradients are summed over the processes."""
+    gradient_sync: str = "last"
+    """'last' sums gradients over the processes once per optimizer step (each holds a whole gradient until then);
+    'each' after every backward (more communication, the gradient stays sharded)."""
+    sequence_parallel: int = 1
+    """Processes that split the tokens of a sample between them (Ulysses), where the model has a plan for it."""
+    tensor_parallel: int = 1
+    """Processes that split single layers between them, where the model family has a plan for it."""
+    rank_timeout_s: float = 600.0
+    """Seconds that processes wait for each other before the run stops. One that dies is noticed at once."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the engine."""
 

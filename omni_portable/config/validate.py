@@ -12,6 +12,7 @@ from omni_portable.config.convert import MISSING, Source, naming, suggest
 from omni_portable.config.drawing import check_drawing
 from omni_portable.config.media import check_media
 from omni_portable.config.pairing import check_pairs
+from omni_portable.config.parallel import check_parallel
 from omni_portable.config.paths import user_path
 from omni_portable.config.plugins import (
     algorithm_name,
@@ -43,6 +44,7 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     algorithm = registry.spec("algorithm", algorithm_name(config))
     options = algorithm_options(config, source)
     check_pairs(config, algorithm, options, source)
+    check_parallel(config, source)
     check_drawing(config, source)
     check_media(config, source)
     _check_algorithm_options(options, config.rollout.num_steps)

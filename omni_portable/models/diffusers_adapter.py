@@ -78,6 +78,29 @@ class DiffusersAdapter(ABC):
         found: torch.nn.Module = self._loaded("transformer", self._transformer)
         return found
 
+    def attach_transformer(self, transformer: torch.nn.Module) -> None:
+        """Compute velocities with another module of the same call as the family's diffusers class (an engine's own).
+
+        Raises:
+            ModelError: a transformer was loaded already.
+        """
+        if self._transformer is not None:
+            raise ModelError(f"{self.path} was loaded with its transformer; another cannot take its place")
+        self._transformer = transformer
+
+    def tile_vae(self) -> None:
+        """Decode in overlapping tiles, which bounds the VAE's memory; pixels then differ a little.
+
+        Raises:
+            ConfigError: a VAE that cannot.
+        """
+        tiling = getattr(self._loaded("vae", self._vae), "enable_tiling", None)
+        if tiling is None:
+            raise ConfigError(
+                f"the VAE of model family '{self.family}' cannot decode in tiles", remedy="turn tiling off"
+            )
+        tiling()
+
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """Stack; all conditionings of one folder have the same shapes, unless the family says otherwise."""
         return stack_conditionings(conditionings)

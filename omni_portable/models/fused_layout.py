@@ -57,6 +57,11 @@ class FusedLayout:
             name = name.replace(f".{theirs}.", f".{own}.")
         return name
 
+    def stacked_params(self) -> list[tuple[str, str, str]]:
+        """(fused projection, its part, shard) with a leading dot, as the engine's LoRA manager looks for them in a
+        transformer's `stacked_params_mapping`; FLUX's class does not offer them."""
+        return [(f".{fused}", f".{part}", shard) for part, (fused, shard) in self.fused.items()]
+
     def tensors(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """One canonical tensor under its name in the engine; a shard of a fused one is called 'FUSED:q', ':k', ':v'."""
         target, shard = self.rollout_name(name)

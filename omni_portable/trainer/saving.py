@@ -31,9 +31,17 @@ FREE_KEYS = {
     "trainer.loggers",
     "trainer.progress",
     "rollout.sleep_level",
+    "actor.world_size",
+    "actor.sharding",
+    "actor.offload",
+    "actor.gradient_sync",
+    "actor.sequence_parallel",
+    "actor.tensor_parallel",
+    "actor.rank_timeout_s",
     "consistency",
 }
-"""Keys that may change between a checkpoint and its continuation: they do not enter the numbers."""
+"""Keys that may change between a checkpoint and its continuation: they do not enter the numbers, beyond the order in
+which fp32 gradients are summed."""
 SHOWN = 8
 """Changed keys that an error lists."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from omni_portable.config.schema import ActorConfig, LoraConfig, ModelConfig, RolloutConfig, RunConfig
@@ -24,3 +26,11 @@ def make_setup(
     )
     load = ModelLoad(path=path, torch_device=torch.device("cpu"), dtype=torch.float32, options=options)
     return EngineSetup(config=config, device=registry.load("device", "cpu")(), load=load)
+
+
+def require_installed(*modules: str) -> None:
+    """Skip the calling test module where one of these packages is not installed (nothing is imported)."""
+    found = {name: find_spec(name) for name in modules}
+    missing = [name for name, spec in found.items() if spec is None or spec.origin is None]  # a folder is no package
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed: make setup-engines", allow_module_level=True)

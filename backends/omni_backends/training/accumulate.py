@@ -32,7 +32,9 @@ def accumulate(
     *,
     total_weight: float,
     others: Mapping[Policy, Forward],
-    gradient_norm: Callable[[], torch.Tensor],
+    gradient_norm: Callable[[], torch.Tensor] | None = None,
+    before_backward: Callable[[bool], None] | None = None,
+    scale: float = 1.0,
 ) -> RowLog:
     """Run forward and backward for every (micro-batch, row number); gradients add up in the parameters.
 
@@ -43,6 +45,9 @@ def accumulate(
             what a token algorithm's aggregation divides by.
         others: policy that the algorithm requires -> its forward, which is run without gradient.
         gradient_norm: scalar norm of the gradients so far; a norm that is not finite is traced to its micro-batch.
+            None where it is only known once all processes have added up theirs.
+        before_backward: called ahead of each backward, with whether it is the micro-batch's last.
+        scale: factor of the loss; 0 runs forward and backward for the sake of other processes and adds no gradient.
 
     Returns:
         Rows of losses, metrics and log-probs; nothing in it was checked for finiteness yet.
@@ -50,8 +55,10 @@ def accumulate(
     log = RowLog()
     for micro in micros:
         for step in range(micro.num_steps):
-            log.add_log_probs(_backward(adapter, micro, step, algorithm, total_weight, others, log))
-        log.end_micro_batch(micro.common.request_ids, gradient_norm())
+            log.add_log_probs(
+                _backward(adapter, micro, step, algorithm, (total_weight, scale), others, before_backward, log)
+            )
+        log.end_micro_batch(micro.common.request_ids, None if gradient_norm is None else gradient_norm())
     return log
 
 
@@ -60,8 +67,9 @@ def _backward(
     micro: MicroBatch,
     step: int,
     algorithm: RowLoss,
-    total_weight: float,
+    share: tuple[float, float],
     others: Mapping[Policy, Forward],
+    before_backward: Callable[[bool], None] | None,
     log: RowLog,
 ) -> torch.Tensor:
     """One forward, and one backward unless every row has weight 0; returns the detached log-probs."""
@@ -76,7 +84,11 @@ def _backward(
         replay, rows = micro.loss_inputs(step, scored, beside)
         result = algorithm.loss(replay, rows)
         _check_rows(algorithm.name, result, rows)
-        ((result.loss * rows.weight).sum() / (total_weight * micro.num_steps)).backward()
+        if before_backward is not None:
+            before_backward(step == micro.num_steps - 1)
+        total_weight, scale = share
+        loss = (result.loss * rows.weight).sum() / (total_weight * micro.num_steps)
+        (loss if scale == 1.0 else loss * scale).backward()
         log.add_rows(result, rows)
     return micro.recorded(scored)
 

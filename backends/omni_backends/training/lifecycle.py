@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from omni_portable.contracts.device import SleepPool, SleepTag
+from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import LifecycleError
 from omni_portable.contracts.lifecycle import Ack
 
@@ -12,15 +13,23 @@ TAGS: tuple[SleepTag, ...] = ("weights", "optimizer")
 """What a train engine can put to sleep; copies of the weights (average, old, reference) sleep with the optimizer."""
 
 
+class Sleeper(Protocol):
+    """What sleeps: a device's pool, or the ranks that each have one."""
+
+    def sleep(self, level: int = 1, tags: Sequence[SleepTag] | None = None) -> Ack: ...
+
+    def wake(self, tags: Sequence[SleepTag] | None = None) -> Ack: ...
+
+
 class SleepGuard:
     """Remembers which tags sleep.
 
     Args:
         engine: name for messages.
-        pool: the device's pool that holds the engine's modules and optimizer.
+        pool: holds the engine's modules and optimizer.
     """
 
-    def __init__(self, engine: str, pool: SleepPool) -> None:
+    def __init__(self, engine: str, pool: Sleeper) -> None:
         self._engine, self._pool = engine, pool
         self._asleep: set[SleepTag] = set()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -145,6 +145,23 @@ def parts(batch: TrainBatch, size: int) -> list[slice]:
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
+def cut(batch: TrainBatch, part: slice) -> TrainBatch:
+    """The same batch with some of its samples, in as many bytes (media, which training does not read, are left out)."""
+
+    def rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor[part]
+
+    return replace(
+        batch,
+        trajectories=[_without_media(trajectory) for trajectory in batch.trajectories[part]],
+        advantages=batch.advantages[part],
+        weights=rows(batch.weights),
+        old_log_probs=rows(batch.old_log_probs),
+        importance_weights=rows(batch.importance_weights),
+        noise_keys=batch.noise_keys[part],
+    )
+
+
 def sample_weights(batch: TrainBatch) -> torch.Tensor:
     """(N,) fp32 weights on the CPU, all 1 where the batch has none.
 
@@ -198,6 +215,12 @@ def take(tensor: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor
     """The chosen rows of a tensor that must be there."""
     assert tensor is not None
     return tensor if rows is None else tensor[rows]
+
+
+def _without_media(trajectory: AnyTrajectory) -> AnyTrajectory:
+    if isinstance(trajectory, Trajectory):
+        return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
+    return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
 
 
 def _collate(

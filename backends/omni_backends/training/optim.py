@@ -30,7 +30,7 @@ class MasterOptimizer:
         self._parameters = dict(parameters)
         self.masters: dict[str, torch.nn.Parameter] = {}
         for name, parameter in self._parameters.items():
-            self.masters[name] = parameter if parameter.dtype == torch.float32 else _separate_master(parameter)
+            self.masters[name] = self._master(parameter)
         self.adamw = torch.optim.AdamW(
             list(self.masters.values()),
             lr=config.lr,
@@ -39,6 +39,10 @@ class MasterOptimizer:
             weight_decay=config.weight_decay,
         )
         self.steps_done = 0
+
+    def _master(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        """What the optimizer updates in place of a parameter."""
+        return parameter if parameter.dtype == torch.float32 else _separate_master(parameter)
 
     @property
     def separate_masters(self) -> list[torch.nn.Parameter]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -11,6 +11,8 @@ from omni_backends.training.ema import Ema, PolicyCopy, TrainedCopy
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.models.lora import lora_layers
+
+Swap = Callable[[Mapping[str, torch.nn.Parameter], Mapping[str, torch.Tensor]], AbstractContextManager[None]]
 
 
 class Policies:
@@ -25,6 +27,7 @@ class Policies:
             starts from saved matrices is another policy than its base).
         requires: what the algorithm needs.
         ema_decay: 0 keeps no average.
+        swap: lets the parameters stand for a copy's tensors for a while (as :func:`swapped_in`).
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class Policies:
         base_is_reference: bool,
         requires: Requires,
         ema_decay: float,
+        swap: Swap | None = None,
     ) -> None:
         self._module, self._parameters, self._masters = module, parameters, masters
         self._base_is_reference = adapter and base_is_reference
+        self._swap = swap or swapped_in
         self._ema = Ema(masters, ema_decay) if ema_decay > 0 else None
         self.copies: dict[str, PolicyCopy] = {"ema": self._ema} if self._ema else {}
         if requires.old_policy:
@@ -69,7 +74,7 @@ class Policies:
             return nullcontext()
         if policy == "reference" and self._base_is_reference:
             return lora_disabled(self._module)
-        return swapped_in(self._parameters, self._copy(policy).tensors())
+        return self._swap(self._parameters, self._copy(policy).tensors())
 
     def standing_in(self, policy: str) -> AbstractContextManager[None]:
         """As :meth:`running`, for whole forward and backward passes: gradients gather where those of the current policy
@@ -82,6 +87,10 @@ class Policies:
             return {name: parameter.detach() for name, parameter in self._parameters.items()}
         copy = self._copy(policy).tensors()
         return {name: copy[name].to(parameter.dtype) for name, parameter in self._parameters.items()}
+
+    def masters(self, policy: str) -> Mapping[str, torch.Tensor]:
+        """The fp32 tensors behind `policy`: live masters of 'current', else the copy's."""
+        return self._masters if policy == "current" else self._copy(policy).tensors()
 
     def _copy(self, policy: str) -> PolicyCopy:
         if policy not in self.copies:
@@ -120,16 +129,26 @@ def exchanged(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str
 
 @contextmanager
 def lora_disabled(module: torch.nn.Module) -> Iterator[None]:
-    """Run the base model alone. Only for use without gradients: peft freezes the adapter meanwhile."""
+    """Run the base model alone. Only for use without gradients.
+
+    peft freezes an adapter that it disables; which parameters require gradients is kept as it was, since what wraps the
+    module may settle on first use what is trained.
+    """
     _refuse_gradients("a LoRA is disabled")
-    layers = [layer for _, layer in lora_layers(module)]
-    for layer in layers:
-        layer.enable_adapters(False)
+    _enable_lora(module, False)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.enable_adapters(True)
+        _enable_lora(module, True)
+
+
+def _enable_lora(module: torch.nn.Module, enabled: bool) -> None:
+    trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    for _, layer in lora_layers(module):
+        layer.enable_adapters(enabled)
+    for parameter, flag in trained:
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
 
 
 def _refuse_gradients(what: str) -> None:

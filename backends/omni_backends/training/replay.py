@@ -145,7 +145,7 @@ def _pack(
 ) -> TransitionBatch:
     trajectories = denoised(batch.trajectories[part])
     request = trajectories[0].request
-    check_equal(trajectories, _facts)
+    check_equal(trajectories, replay_facts)
     old = _stack(trajectories, "log_probs") if batch.old_log_probs is None else batch.old_log_probs[part].T
     importance = batch.importance_weights
     return TransitionBatch(
@@ -161,7 +161,7 @@ def _pack(
     )
 
 
-def _facts(trajectory: Trajectory) -> Mapping[str, object]:
+def replay_facts(trajectory: Trajectory) -> Mapping[str, object]:
     """What one forward must have in common; the schedule is also that of the engine that ran it."""
     request = trajectory.request
     if trajectory.schedule_fingerprint != request.schedule.fingerprint:

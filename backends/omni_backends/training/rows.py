@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -41,11 +42,24 @@ class RowLog:
         """(B,) log-probs of the next stored step of the present micro-batch, or (B, L) of its tokens."""
         self._steps.append(log_probs if log_probs.dim() == 2 else log_probs[:, None])
 
-    def end_micro_batch(self, request_ids: tuple[str, ...], gradient_norm: torch.Tensor) -> None:
-        """Close a micro-batch; `gradient_norm` is that of everything accumulated so far."""
+    def end_micro_batch(self, request_ids: tuple[str, ...], gradient_norm: torch.Tensor | None) -> None:
+        """Close a micro-batch; `gradient_norm` is that of everything accumulated so far, where it is known."""
         self._log_probs.append(torch.cat(self._steps, dim=1))
         self._steps = []
-        self._norms.append((request_ids, gradient_norm))
+        if gradient_norm is not None:
+            self._norms.append((request_ids, gradient_norm))
+
+    def extend(self, other: RowLog) -> None:
+        """Append the rows of the micro-batches that follow (from another process)."""
+        if self._metrics and other._metrics and self._metrics.keys() != other._metrics.keys():
+            raise ValueError(f"row metrics changed from {sorted(self._metrics)} to {sorted(other._metrics)}")
+        self._losses += other._losses
+        self._weights += other._weights
+        self._sample_ids += other._sample_ids
+        self._log_probs += other._log_probs
+        self._norms += other._norms
+        for name, values in other._metrics.items():
+            self._metrics.setdefault(name, []).extend(values)
 
     def log_probs(self) -> torch.Tensor:
         """(N, W) fp32 on the CPU, in sample order; shorter ones are filled up with NaN."""
@@ -58,8 +72,7 @@ class RowLog:
             names = list(dict.fromkeys(self._sample_ids[i] for i in bad))
             raise _non_finite(f"the loss of {len(names)} sample(s) is not finite: {', '.join(names)}")
         for request_ids, norm in self._norms:
-            if not bool(torch.isfinite(norm)):
-                raise _non_finite(f"the gradient norm is {float(norm)} after the samples {', '.join(request_ids)}")
+            check_norm(float(norm), request_ids)
 
     def metrics(self, total_weight: float | None = None) -> dict[str, float]:
         """Weighted means over all rows, plus 'actor/loss' and the statistics of the ratio.
@@ -92,6 +105,12 @@ def filled_up(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     widest = max(part.shape[1] for part in parts)
     pad = torch.nn.functional.pad
     return torch.cat([pad(part, (0, widest - part.shape[1]), value=torch.nan) for part in parts])
+
+
+def check_norm(norm: float, request_ids: Sequence[str]) -> None:
+    """Raise NonFiniteError naming the samples after which the gradient norm is not finite."""
+    if not math.isfinite(norm):
+        raise _non_finite(f"the gradient norm is {norm} after the samples {', '.join(request_ids)}")
 
 
 def _ids_by_row(rows: Rows | TokenRows) -> list[str]:

@@ -67,9 +67,16 @@ def write_state(folder: Path, state: EngineState, parts: Mapping[str, Mapping[st
     Raises:
         RunDirectoryError: a file cannot be written.
     """
-    files = {
-        f"{name}.safetensors": _write_tensors(folder / f"{name}.safetensors", part) for name, part in parts.items()
-    }
+    write_document(folder, state, write_parts(folder, parts))
+
+
+def write_parts(folder: Path, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, Mapping[str, object]]:
+    """Write ``<part>.safetensors`` for every part; size and hash by file name."""
+    return {f"{name}.safetensors": _write_tensors(folder / f"{name}.safetensors", part) for name, part in parts.items()}
+
+
+def write_document(folder: Path, state: EngineState, files: Mapping[str, Mapping[str, object]]) -> None:
+    """Write ``engine.json`` for files that are on the disk already (names relative to the folder)."""
     document = {"format": FORMAT, **asdict(state), "files": files}
     path = folder / STATE_FILE
     try:
@@ -77,7 +84,7 @@ def write_state(folder: Path, state: EngineState, parts: Mapping[str, Mapping[st
             json.dump(document, file, indent=2, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
-        _fsync(folder)
+        flush(folder)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
@@ -129,29 +136,41 @@ def read_part(
         raise CheckpointError(
             f"checkpoint {folder} has no {path.name}, which this run's configuration needs", choices=sorted(files)
         )
+    verify_file(path, files[path.name])
     try:
-        found = _fingerprint(path)
-        if found != files[path.name]:
-            raise CheckpointError(
-                f"checkpoint file {path} is corrupt: it has {found['bytes']} bytes and hash {found['blake2b']}, saved "
-                f"were {files[path.name]['bytes']} and {files[path.name]['blake2b']}"
-            )
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {error}") from error
-    _check_tensors(path, tensors, expected)
+    found = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
+    check_tensors(path, found, expected)
     return tensors
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: TensorShapes) -> None:
+def verify_file(path: Path, recorded: Mapping[str, object]) -> None:
+    """Raise CheckpointError unless the file has the recorded size and hash."""
+    try:
+        found = fingerprint(path)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {error}") from error
+    if found != recorded:
+        raise CheckpointError(
+            f"checkpoint file {path} is corrupt: it has {found['bytes']} bytes and hash {found['blake2b']}, saved "
+            f"were {recorded['bytes']} and {recorded['blake2b']}"
+        )
+
+
+def check_tensors(
+    path: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], expected: TensorShapes
+) -> None:
+    """Raise CheckpointError unless shapes and dtypes by name are those of `expected` in fp32."""
     different = sorted(tensors.keys() ^ expected.keys())
     if different:
         where = "lacks" if different[0] in expected else "holds the unexpected"
         raise CheckpointError(f"checkpoint file {path} {where} tensor '{different[0]}' ({len(different)} such names)")
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(expected[name]) or tensor.dtype != torch.float32:
+    for name, (shape, dtype) in tensors.items():
+        if shape != tuple(expected[name]) or dtype != torch.float32:
             raise CheckpointError(
-                f"checkpoint file {path}: tensor '{name}' is {tuple(tensor.shape)} {tensor.dtype}, "
+                f"checkpoint file {path}: tensor '{name}' is {shape} {dtype}, "
                 f"expected {tuple(expected[name])} torch.float32"
             )
 
@@ -159,13 +178,14 @@ def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Te
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
     try:
         save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}, path)
-        _fsync(path)
-        return _fingerprint(path)
+        flush(path)
+        return fingerprint(path)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
 
-def _fingerprint(path: Path) -> dict[str, object]:
+def fingerprint(path: Path) -> dict[str, object]:
+    """Size and blake2b-128 of a file."""
     digest = hashlib.blake2b(digest_size=16)
     size = 0
     with open(path, "rb") as file:
@@ -175,7 +195,8 @@ def _fingerprint(path: Path) -> dict[str, object]:
     return {"bytes": size, "blake2b": digest.hexdigest()}
 
 
-def _fsync(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Make a file, or a folder's list of files, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omni_portable.conformance.check import Check, Measurement, NotRun, Outcome
+from omni_portable.conformance.checks.consistency_engines import ENGINE_CHECKS
 from omni_portable.conformance.context import Context
 from omni_portable.conformance.evidence.pair import checked_config, opened_pair
 from omni_portable.contracts import registry
@@ -154,4 +155,5 @@ CHECKS: tuple[Check, ...] = (
         _run(_after_update),
         "see weight-sync.full: an engine that keeps serving its old weights gives this picture",
     ),
+    *ENGINE_CHECKS,
 )

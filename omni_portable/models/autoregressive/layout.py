@@ -25,7 +25,10 @@ FUSED = {
 SHARDS = {"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")}
 """Fused projection -> order of its shards along dimension 0."""
 
-EXPERTS = {"experts.gate_up_proj": "experts.w13_weight", "experts.down_proj": "experts.w2_weight"}
+EXPERTS = {
+    "experts.gate_up_proj": "experts.routed_experts.w13_weight",
+    "experts.down_proj": "experts.routed_experts.w2_weight",
+}
 """Stacked experts: (experts, 2 x intermediate, width) and (experts, width, intermediate) on both sides."""
 
 

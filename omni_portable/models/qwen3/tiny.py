@@ -46,7 +46,7 @@ def build_tiny_qwen3(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
-        head_dim=max(8, hidden // heads),
+        head_dim=max(32, hidden // heads),
         max_position_embeddings=1024,
         tie_word_embeddings=tied,
         bos_token_id=None,

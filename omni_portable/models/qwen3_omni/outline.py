@@ -14,8 +14,8 @@ outline = FolderOutline(
     {
         "Qwen/Qwen3-Omni-30B-A3B-Instruct": grouped_heads(128),
         "Qwen/Qwen3-Omni-30B-A3B-Thinking": grouped_heads(128),
-        "tiny:qwen3_omni": grouped_heads(16),
-        "tiny:qwen3_omni/answers": grouped_heads(16),
+        "tiny:qwen3_omni": grouped_heads(32),
+        "tiny:qwen3_omni/answers": grouped_heads(32),
     },
     count=partial(language_parts, left_out=LEFT_OUT),
     trainable="language_model",

@@ -24,7 +24,7 @@ from omni_portable.models.autoregressive.warm_start import media_questions, retr
 from omni_portable.models.loading import quiet_libraries
 from omni_portable.models.qwen3_omni.adapter import Qwen3OmniAdapter
 
-PATCH, MEL_BINS, HEAD_DIM = 8, 16, 16
+PATCH, MEL_BINS, HEAD_DIM = 8, 16, 32
 
 
 def build_tiny_qwen3_omni(path: Path, *, seed: int = 0, layers: int = 2, hidden: int = 32, experts: int = 4) -> Path:

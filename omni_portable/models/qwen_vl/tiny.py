@@ -23,7 +23,7 @@ from omni_portable.models.loading import quiet_libraries
 from omni_portable.models.qwen_vl.adapter import QwenVLAdapter
 
 PATCH = 8
-HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM = 32, 4, 2, 16
+HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM = 32, 4, 2, 32
 
 
 def build_tiny_qwen3_vl(path: Path, *, seed: int = 0, layers: int = 2) -> Path:

@@ -39,7 +39,10 @@ def test_names() -> None:
         "lm_head.weight": ("language_model.lm_head.weight", None),
         "model.layers.3.self_attn.k_proj.bias": ("language_model.model.layers.3.self_attn.qkv_proj.bias", "k"),
         "model.layers.3.mlp.up_proj.weight": ("language_model.model.layers.3.mlp.gate_up_proj.weight", "up"),
-        "model.layers.3.mlp.experts.gate_up_proj": ("language_model.model.layers.3.mlp.experts.w13_weight", None),
+        "model.layers.3.mlp.experts.gate_up_proj": (
+            "language_model.model.layers.3.mlp.experts.routed_experts.w13_weight",
+            None,
+        ),
         "model.layers.3.mlp.gate.weight": ("language_model.model.layers.3.mlp.gate.weight", None),
         "model.norm.weight": ("language_model.model.norm.weight", None),
     }

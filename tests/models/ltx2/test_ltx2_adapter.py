@@ -110,7 +110,7 @@ def test_prompts_fill_whole_registers(load_ltx):
 def test_the_layout_round_trip_is_bit_exact(load_ltx):
     fused = (
         r"transformer_blocks\.0\.attn1\.to_qkv\.weight",
-        r"transformer_blocks\.1\.audio_attn1\.to_qkv\.bias",
+        r"transformer_blocks\.1\.audio_attn1\.to_q\.bias",
         r"transformer_blocks\.0\.attn2\.to_q\.weight",
         r"transformer_blocks\.0\.audio_to_video_attn\.to_k\.weight",
         r"transformer_blocks\.0\.audio_ff\.net\.2\.weight",

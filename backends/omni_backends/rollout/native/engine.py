@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from omni_backends.rollout.native.artifacts import decode
 from omni_backends.rollout.native.base import InProcessEngine
-from omni_backends.rollout.native.denoise import PackRun, Prompted
+from omni_backends.rollout.native.denoise import PackRun, Prompted, start_samples
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, Trajectory
@@ -35,9 +35,9 @@ class NativeRolloutEngine(InProcessEngine[DiffusionAdapter, RolloutRequest, Pack
         rows = [row for row in pack.rows if tickets[row].outcome is Outcome.PENDING]
         mine = [tickets[row] for row in rows]
         run = await self._prepare(pack, [requests[row] for row in rows], mine)
-        for step in range(run.num_steps):
+        for _ in range(run.num_steps):
             with await self._turn(mine, "denoise"):
-                run.advance(step)
+                run.advance()
                 self._statistics.count("forwards")
         artifacts = await self._decode(run, mine)
         with await self._turn(mine, "record"):
@@ -50,7 +50,8 @@ class NativeRolloutEngine(InProcessEngine[DiffusionAdapter, RolloutRequest, Pack
                 prompts.append(self._prompted(request, pack.key.with_negative))
         with await self._turn(tickets, "encode"):
             self._statistics.batch(len(requests))
-            return PackRun(self._adapter, requests, pack.key, prompts, self._setup.load.torch_device)
+            device = self._setup.load.torch_device
+            return PackRun(self._adapter, start_samples(self._adapter, requests, pack.key, prompts, device), device)
 
     async def _decode(self, run: PackRun, tickets: Sequence[Ticket]) -> list[dict[str, MediaArtifact]]:
         artifacts: list[dict[str, MediaArtifact]] = []

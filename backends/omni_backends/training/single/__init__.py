@@ -8,5 +8,12 @@ SPEC = PluginSpec(
     name="single",
     summary="trains a diffusion transformer or a language model (LoRA or all weights) in one process on one device",
     target="omni_backends.training.single.engine:SingleTrainEngine",
-    capabilities={"kinds": ("diffusion", "autoregressive"), "lora": True, "full": True, "ranks": 1, "fake_score": True},
+    capabilities={
+        "kinds": ("diffusion", "autoregressive"),
+        "lora": True,
+        "full": True,
+        "ranks": 1,
+        "actor_keys": (),
+        "fake_score": True,
+    },
 )

@@ -1,0 +1,1 @@
+"""What rollout engines in other processes share."""

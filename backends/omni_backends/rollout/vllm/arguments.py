@@ -1,0 +1,124 @@
+"""What vLLM is started with: arguments of its engine, and variables of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omni_backends.rollout.vllm import VllmOptions
+from omni_backends.rollout.vllm.media import ACCEPTED
+from omni_backends.rollout.vllm.plugin import PLUGIN, TRANSFER
+from omni_backends.rollout.vllm.serving import Policy
+from omni_portable.contracts.errors import CapabilityError
+from omni_portable.contracts.tokens import AutoregressiveAdapter
+from omni_portable.models.setup import EngineSetup
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM reserves room for."""
+MIB = 1 << 20
+PACKAGE = "omni_backends.rollout.vllm"
+
+
+def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, policy: Policy) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `AsyncEngineArgs`.
+
+    Args:
+        folder: model folder as vLLM reads it.
+        policy: what is trained in it.
+
+    Raises:
+        CapabilityError: a rank for which vLLM has no room.
+    """
+    on_host = setup.load.torch_device.type == "cpu"
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        # vLLM's preparation of media, which is made and never used, asks for a tokenizer
+        "skip_tokenizer_init": setup.config.model.family not in ACCEPTED,
+        "dtype": str(setup.load.dtype).removeprefix("torch."),
+        "enforce_eager": not options.compile,
+        "max_num_seqs": setup.config.rollout.max_num_seqs,
+        "seed": setup.config.trainer.seed,
+        "enable_prefix_caching": options.prefix_caching,
+        "logprobs_mode": "processed_logits",
+        "logits_processors": [f"{PACKAGE}.sampler:OwnSampler"],
+        "generation_config": "vllm",
+        "worker_extension_cls": f"{PACKAGE}.worker.WorkerExtension",
+        "weight_transfer_config": {"backend": TRANSFER},
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        "enable_sleep_mode": not on_host,
+    }
+    if on_host:  # a single worker needs no process beside the engine's
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    if options.max_model_len:
+        arguments["max_model_len"] = options.max_model_len
+    if options.max_batched_tokens:
+        arguments["max_num_batched_tokens"] = options.max_batched_tokens
+    if options.kv_cache_mib:
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_mib * MIB
+    if policy.lora is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_cpu_loras": 1,
+            "max_lora_rank": _room(policy.lora.rank),
+            # only these: what vLLM wraps besides may need kernels that are not there (experts on a CPU)
+            "lora_target_modules": policy.inventory.adapted_modules(),
+        }
+    return arguments
+
+
+def process_environment(setup: EngineSetup, options: VllmOptions) -> dict[str, str]:
+    """Variables of the engine's processes: the device's, where nothing else is set, and vLLM's own."""
+    device = {name: value for name, value in setup.device.environment("rollout").items() if name not in os.environ}
+    if not options.compile:  # vLLM compiles small functions of its own even where it runs the model eagerly
+        device["TORCH_COMPILE_DISABLE"] = "1"
+    return device | {
+        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_LOGGING_LEVEL": options.log_level,
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_s)),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def require_head_size(adapter: type[AutoregressiveAdapter], setup: EngineSetup) -> None:
+    """vLLM finds out at the first forward that its CPU attention has no kernel for a size of heads; this is earlier.
+
+    Raises:
+        CapabilityError: such a size; lists those that exist.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    dtype = str(setup.load.dtype).removeprefix("torch.")
+    for request in adapter.attention_requests(setup.load.path, dtype, False):
+        if request.component == "language_model" and request.head_dim not in sizes:
+            raise CapabilityError(
+                f"the model in {setup.load.path} has a head size of {request.head_dim}, for which vLLM has no "
+                "attention kernel on a CPU",
+                remedy="use rollout.engine=native, or a model of another head size",
+                choices=[str(size) for size in sizes],
+            )
+
+
+def _room(rank: int) -> int:
+    for size in RANKS:
+        if rank <= size:
+            return size
+    raise CapabilityError(
+        f"model.lora.rank={rank}: rollout.engine=vllm serves ranks up to {RANKS[-1]}",
+        remedy=f"set model.lora.rank={RANKS[-1]} or less",
+    )
+
+
+def describe(arguments: Mapping[str, Any]) -> str:
+    """For the log."""
+    return json.dumps({name: str(value) for name, value in arguments.items()}, sort_keys=True)

@@ -1,0 +1,270 @@
+"""The engine's process and the weights in it: start, end, restart, updates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_backends.rollout.vllm import VllmOptions
+from omni_backends.rollout.vllm.arguments import engine_arguments, process_environment
+from omni_backends.rollout.vllm.draw import Job
+from omni_backends.rollout.vllm.naming import CHANNEL
+from omni_backends.rollout.vllm.process import EngineEndedError, VllmProcess
+from omni_backends.rollout.vllm.serving import Policy, ServingFolder, export_folder, read_policy
+from omni_backends.rollout.vllm.weights import KeptStream, received_whole, repeated
+from omni_backends.sync import collect_checksums, send_weights
+from omni_portable.contracts.errors import LifecycleError, WeightSyncError
+from omni_portable.contracts.weights import WeightManifest, WeightStream
+from omni_portable.models.setup import EngineSetup
+
+LOG = logging.getLogger(__name__)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """The last update, on the host: what a new process has to be brought to."""
+
+    version: int
+    manifest: WeightManifest
+    tensors: Mapping[str, torch.Tensor]
+
+
+class VllmHost:
+    """Holds the running process; the engine's lock guards it.
+
+    Args:
+        setup: of the engine.
+        options: of the engine.
+    """
+
+    def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
+        self._setup, self._options = setup, options
+        self._policy: Policy = read_policy(setup)
+        self._held: Held | None = None
+        self._paused = False
+        self._exported: Path | None = None
+        self._folder = ServingFolder(setup.load.path)
+        self._version = 0
+        try:
+            self._process = self._start(self._folder.path)
+        except BaseException:
+            self._folder.close()
+            raise
+        if self._policy.lora is not None:
+            manifest = WeightManifest(mode="adapter", lora=self._policy.lora)
+            self._held = Held(0, manifest, self._policy.adapter)
+            self._send_held(self._process)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's processes run."""
+        return self._process.alive
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the engine."""
+        return self._process.process_ids
+
+    @property
+    def adapted(self) -> bool:
+        """Whether requests go through a LoRA."""
+        return self._policy.lora is not None
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its response together."""
+        return int(self._process.front().model_config.max_model_len)
+
+    async def draw(self, respond: Callable[[Any, Job], Coroutine[Any, Any, None]], jobs: Sequence[Job]) -> None:
+        """Run the jobs together.
+
+        Raises:
+            EngineEndedError: a process ended meanwhile; names it.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        async def all_of(front: Any) -> list[BaseException | None]:
+            return list(await asyncio.gather(*(respond(front, job) for job in jobs), return_exceptions=True))
+
+        process = self._process
+        failed = [error for error in await process.generate(all_of) if error is not None]
+        if any(isinstance(error, EngineDeadError) for error in failed) or (failed and not process.alive):
+            raise process.ended("generate") from failed[0]
+        if failed:
+            raise failed[0]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests in vLLM."""
+        if self._process.alive:
+            self._process.call("abort", self._process.front().abort(list(request_ids)))
+
+    def pause(self) -> None:
+        """Let vLLM schedule nothing; clears its caches. A process that has ended computes nothing anyway."""
+        if self._process.alive:
+            self._process.call("pause", self._process.front().pause_generation(mode="abort", clear_cache=True))
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let vLLM schedule again; where its process has ended, a new one."""
+        if not self._process.alive:
+            self.restart()
+        self._process.call("resume", self._process.front().resume_generation())
+        self._paused = False
+
+    def sleep(self, level: int) -> int:
+        """Bytes that were freed on the devices.
+
+        Raises:
+            LifecycleError: none were.
+        """
+        before = self._device_bytes()
+        self._process.call("sleep", self._process.front().sleep(level))
+        freed = before - self._device_bytes()
+        if freed <= 0:
+            self._process.call("wake", self._process.front().wake_up())
+            raise LifecycleError(f"vLLM acknowledged sleep level {level}, but the devices hold {-freed} bytes more")
+        return freed
+
+    def wake(self, tags: Sequence[str]) -> int:
+        """Bytes that the devices hold more than before."""
+        before = self._device_bytes()
+        self._process.call("wake", self._process.front().wake_up(list(tags)))
+        return self._device_bytes() - before
+
+    def update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
+        """Bring a stream into the workers; returns a phrase about it.
+
+        Raises:
+            WeightSyncError: it failed; the engine holds what it held (it is started again if its process ended).
+        """
+        if self._options.moe_update == "rebuild" and self._policy.lora is None:
+            return self._rebuild(stream, version)
+        kept = KeptStream(stream, keep=self._options.keep_weights)
+        try:
+            detail = self._send(self._process, kept, version, repeat=repeat)
+        except WeightSyncError:
+            if not self._process.alive:
+                self.restart()
+            raise
+        if self._options.keep_weights:
+            self._held = Held(version, stream.manifest, kept.kept)
+        self._version = version
+        return detail
+
+    def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
+        """Of what all workers hold."""
+        return collect_checksums(self._process.rpc, names)
+
+    def batches(self) -> list[int]:
+        """Rows of every step of vLLM since the last call; none where its process ended."""
+        if not self._process.alive:
+            return []
+        return [int(rows) for rows in self._process.rpc("omni_batches", {})[0]["batches"]]
+
+    def restart(self) -> None:
+        """A new process in place of one that ended, with the last weights and in the same state.
+
+        Raises:
+            EngineEndedError: the last weights were not kept.
+        """
+        if self._version and self._held is None and self._exported is None:
+            raise self._process.ended("a restart that needs the last weights (rollout.options.keep_weights is off)")
+        self._process.close()
+        self._process = self._start(self._folder.path)
+        if self._held is not None:
+            self._send_held(self._process)
+        if self._paused:
+            self.pause()
+
+    def close(self) -> None:
+        """End the processes and remove what was written."""
+        self._process.close()
+        self._folder.close()
+        if self._exported is not None:
+            shutil.rmtree(self._exported, ignore_errors=True)
+
+    def _start(self, folder: Path) -> VllmProcess:
+        process = VllmProcess(
+            engine_arguments(self._setup, self._options, folder, self._policy),
+            process_environment(self._setup, self._options),
+            self._options.start_timeout_s,
+            self._options.call_timeout_s,
+        )
+        lora = self._policy.lora
+        described = None
+        if lora is not None:
+            described = {
+                "rank": lora.rank,
+                "alpha": lora.alpha,
+                "targets": list(lora.targets),
+                "modules": lora.expected_modules,
+            }
+        try:
+            process.rpc(
+                "omni_configure",
+                {
+                    "inventory": self._policy.inventory.encode(),
+                    "lora": described,
+                    "moe_update": self._options.moe_update,
+                    "version": self._version,
+                    "owner": os.getpid(),
+                },
+            )
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def _send(self, process: VllmProcess, stream: WeightStream, version: int, *, repeat: bool) -> str:
+        report = send_weights(
+            stream,
+            process.rpc,
+            version=version,
+            bucket_bytes=self._options.bucket_mib * MIB,
+            channel=CHANNEL,
+            repeat=repeat,
+        )
+        front = process.front()
+        if not process.call("reset_prefix_cache", front.reset_prefix_cache()):
+            raise WeightSyncError("vLLM did not clear its prefix cache after a weight update")
+        process.call("update_weight_version", front.update_weight_version(str(version)))
+        return report.describe()
+
+    def _send_held(self, process: VllmProcess) -> None:
+        assert self._held is not None
+        self._send(process, repeated(self._held.manifest, self._held.tensors), self._held.version, repeat=True)
+
+    def _rebuild(self, stream: WeightStream, version: int) -> str:
+        """A new engine around an exported folder; the old one is ended when the new one runs."""
+        tensors = received_whole(stream, self._policy.inventory)
+        exported = export_folder(self._setup, tensors)
+        former = self._version
+        self._version = version
+        folder = ServingFolder(exported)
+        try:
+            process = self._start(folder.path)
+        except (LifecycleError, EngineEndedError) as error:
+            self._version = former
+            folder.close()
+            shutil.rmtree(exported, ignore_errors=True)
+            raise WeightSyncError(f"the engine could not be built anew: {error.problem}") from error
+        self._process.close()
+        self._folder.close()
+        self._process, self._folder = process, folder
+        if self._exported is not None:
+            shutil.rmtree(self._exported, ignore_errors=True)
+        self._exported = exported
+        self.pause()
+        return f"{len(tensors)} tensors in a new process {self._process.process_ids}"
+
+    def _device_bytes(self) -> int:
+        return sum(int(answer["bytes"]) for answer in self._process.rpc("omni_process", {}))

@@ -1,0 +1,81 @@
+"""What went wrong in a rank, on its way to the driver and out of it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from dataclasses import dataclass
+
+from omni_portable.contracts import errors
+from omni_portable.contracts.errors import OmniPortableError
+
+
+class RankError(OmniPortableError):
+    """A rank of a train engine that died or failed; the others were stopped."""
+
+
+class RankTraceback(Exception):  # noqa: N818 - it is shown as the cause, and is no error of its own
+    """The traceback of an exception in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as plain text.
+
+    Args:
+        kind: its class; those of `contracts.errors` are raised again as what they are.
+        problem / remedy / choices: see `OmniPortableError`; of other exceptions the problem is the message.
+        trace: formatted traceback.
+    """
+
+    kind: str
+    problem: str
+    remedy: str
+    choices: tuple[str, ...]
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an exception that is being handled."""
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, OmniPortableError):
+            return cls(type(error).__name__, error.problem, error.remedy, error.choices, trace)
+        return cls(type(error).__name__, str(error) or type(error).__name__, "", (), trace)
+
+    def error(self, who: str, what: str) -> OmniPortableError:
+        """The error to raise in the driver, its cause the rank's traceback.
+
+        Args:
+            who: the rank, for messages.
+            what: the operation.
+        """
+        known = getattr(errors, self.kind, None)
+        raised: OmniPortableError
+        if isinstance(known, type) and issubclass(known, OmniPortableError):
+            raised = known(f"{self.problem} ({who}, {what})", remedy=self.remedy, choices=self.choices)
+        elif self.kind == RankError.__name__:
+            raised = RankError(f"{self.problem} ({who}, {what})", remedy=self.remedy, choices=self.choices)
+        else:
+            raised = RankError(f"{who} failed to {what}: {self.kind}: {self.problem}\n{self.trace}")
+        raised.__cause__ = RankTraceback(self.trace)
+        return raised
+
+
+def died(who: str, what: str, exit_code: int | None) -> RankError:
+    """The error for a process that ended without an answer."""
+    if exit_code is not None and exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = "unknown"
+        how = f"was killed by signal {-exit_code} ({name})"
+    else:
+        how = f"ended with exit code {exit_code}" if exit_code is not None else "closed its connection"
+    return RankError(
+        f"{who} {how} while it had to {what}; the other ranks were stopped",
+        remedy="look above for what it wrote last, and for the kernel's out-of-memory killer (dmesg); then continue "
+        "from the last checkpoint with trainer.resume=auto",
+    )

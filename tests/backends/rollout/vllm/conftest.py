@@ -1,0 +1,43 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.vllm_pair import Pair
+
+
+def _pair(*arguments, **options) -> Iterator[Pair]:
+    pair = Pair(*arguments, **options)
+    yield pair
+    pair.engine.close()
+
+
+@pytest.fixture(scope="session")
+def text_pair() -> Iterator[Pair]:
+    """Full weights of a dense text model; engines start slowly, so all tests share them."""
+    yield from _pair("qwen3")
+
+
+@pytest.fixture(scope="session")
+def lora_pair() -> Iterator[Pair]:
+    """A LoRA of rank 4."""
+    yield from _pair("qwen3", lora_rank=4)
+
+
+@pytest.fixture(scope="session")
+def omni_pair() -> Iterator[Pair]:
+    """Full weights of a mixture of experts that sees and hears."""
+    yield from _pair("qwen3_omni")
+
+
+@pytest.fixture(autouse=True)
+def awake(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test finds its engines running with their first weights."""
+    yield
+    for name in ("text_pair", "lora_pair", "omni_pair"):
+        if name in request.fixturenames:
+            pair: Pair = request.getfixturevalue(name)
+            for engine in (pair.engine, pair.native):
+                if engine.health().state.value == "paused":
+                    engine.resume()
+            pair.update(pair.first)
+            pair.engine.partial_responses()

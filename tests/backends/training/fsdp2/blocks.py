@@ -1,0 +1,124 @@
+"""A toy family with repeated blocks that ranks in other processes can load, and samples that make a rank go wrong."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.algorithm import Requires, TrainBatch
+from omni_portable.contracts.model import ModelLoad
+from omni_portable.contracts.registry import PluginSpec
+from omni_portable.contracts.rollout import Trajectory
+from omni_portable.models.setup import EngineSetup
+from tests.backends.training.toy import SHAPE, make_trajectories
+from tests.support.toy_adapter import WIDTH, ToyAdapter
+
+SPEC = PluginSpec(
+    "blocks",
+    "test double",
+    "tests.backends.training.fsdp2.blocks:BlocksAdapter",
+    capabilities={"kinds": ("diffusion",), "guidance": True},
+)
+RAISE, DIE = 12345.0, 66666.0
+"""First latent of a sample that makes the rank which scores it raise, or kill itself."""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.scale = nn.Parameter(torch.ones(1, width))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.scale * self.down(torch.tanh(self.up(hidden)))
+
+
+class BlocksTransformer(nn.Module):
+    """As `ToyTransformer`, with blocks in the middle; widths that two or three processes do not share out evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            size = math.prod(SHAPE)
+            self.to_q, self.prompt, self.out = nn.Linear(size, 10), nn.Linear(WIDTH, 10), nn.Linear(10, size)
+            self.blocks = nn.ModuleList(Block(10) for _ in range(3))
+            self.unused = nn.Linear(2, 2)
+        self.checkpointing = False
+
+    def enable_gradient_checkpointing(self) -> None:
+        self.checkpointing = True
+
+    def forward(self, latents: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        dtype = self.to_q.weight.dtype
+        hidden = self.to_q(latents.flatten(1).to(dtype)) + self.prompt(tokens.mean(1).to(dtype))
+        hidden = hidden + (timesteps[:, None] / 1000).to(dtype)
+        for block in self.blocks:
+            again = self.checkpointing and torch.is_grad_enabled()
+            hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False) if again else block(hidden)
+        output: torch.Tensor = self.out(hidden).reshape(latents.shape).float()
+        return output
+
+
+class BlocksAdapter(ToyAdapter):
+    def __init__(self, load: ModelLoad) -> None:
+        super().__init__(load, "blocks")
+        self.transformer = BlocksTransformer().to(load.torch_device, load.dtype).eval()
+
+    def lora_targets(self) -> tuple[str, ...]:
+        return ("to_q", "up", "down")
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        return {
+            name: style
+            for index in range(3)
+            for name, style in (
+                (f"blocks.{index}.up", ColwiseParallel()),
+                (f"blocks.{index}.down", RowwiseParallel()),
+            )
+        }
+
+    def velocity(self, latents, timesteps, conditioning, guidance_scale, negative=None) -> torch.Tensor:
+        first = latents.flatten(1)[:, 0]
+        if bool((first == RAISE).any()):
+            raise ArithmeticError("a sample that nobody can score")
+        if bool((first == DIE).any()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().velocity(latents, timesteps, conditioning, guidance_scale, negative)
+
+
+def blocks_setup(
+    *, world: int = 2, lora: int = 0, requires: Requires | None = None, dtype: torch.dtype = torch.float32, **actor
+) -> EngineSetup:
+    config = RunConfig()
+    config.model.family, config.model.path = "blocks", "blocks"
+    config.model.lora.rank = lora
+    config.rollout.max_num_seqs = 4
+    config.actor.lr, config.actor.world_size, config.actor.rank_timeout_s = 1e-2, world, 120.0
+    config.device.threads = 1
+    for name, value in actor.items():
+        assert hasattr(config.actor, name)
+        setattr(config.actor, name, value)
+    load = ModelLoad(Path("blocks"), torch.device("cpu"), dtype)
+    return EngineSetup(config, registry.load("device", "cpu")(), load, requires or Requires())
+
+
+def blocks_trajectories(count: int, **options) -> list[Trajectory]:
+    return make_trajectories(count, adapter=BlocksAdapter(blocks_setup().load), **options)
+
+
+def blocks_batch(count: int, weights: Sequence[float] | None = None, **options) -> TrainBatch:
+    return TrainBatch(
+        blocks_trajectories(count, **options),
+        torch.linspace(-1.0, 1.3, count),
+        weights=None if weights is None else torch.tensor(weights, dtype=torch.float32),
+    )
