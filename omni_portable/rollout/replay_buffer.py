@@ -1,5 +1,8 @@
 """The replay buffer: whole groups, in a defined order, never staler than allowed, each exactly once.
 
+The buffer keeps the order of what waits in an index of its own, so that adding, counting and sampling cost O(log n) in
+the number of waiting groups, whatever the data plane.
+
 Staleness of a group is the difference between the policy version that trains on it and the oldest version that made one
 of its samples. Groups come out ordered by (policy version, submission): oldest policy first, and within one policy in
 the order in which they were submitted, however late their rewards arrived.
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+
+from sortedcontainers import SortedKeyList
 
 from omni_portable.contracts.dataplane import DataPlane, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import ConfigError, DataError
@@ -58,7 +63,8 @@ class ReplayBuffer:
             raise ConfigError(f"dataplane.max_staleness is {max_staleness}", remedy="set it to 0 (on-policy) or more")
         self._plane = plane
         self._max_staleness = max_staleness
-        self._seen = {tag.group_id for tag in plane.tags()}
+        self._waiting: SortedKeyList = SortedKeyList(plane.tags(), key=order)
+        self._seen = {tag.group_id for tag in self._waiting}
         self._statistics = ReplayStatistics()
         self._lock = threading.Lock()
 
@@ -76,13 +82,15 @@ class ReplayBuffer:
                     remedy="give every rollout of a prompt a group id of its own",
                 )
             self._plane.put(group)
+            self._waiting.add(GroupTag(group.group_id, group.submission, group.policy_version, len(group.trajectories)))
             self._seen.add(group.group_id)
             self._statistics.added_groups += 1
 
     def available(self, policy_version: int) -> int:
         """Groups that a consumer at `policy_version` may sample now."""
         with self._lock:
-            return sum(self._staleness(tag, policy_version) <= self._max_staleness for tag in self._plane.tags())
+            self._refuse_newer(policy_version)
+            return len(self._waiting) - self._first_fresh(policy_version)
 
     def sample(self, count: int, policy_version: int) -> list[ScoredGroup]:
         """Evict what is too stale for `policy_version`, then remove and return the first `count` groups in order.
@@ -94,17 +102,19 @@ class ReplayBuffer:
         if count < 1:
             raise DataError(f"the replay buffer was asked for {count} groups", remedy="ask for 1 or more")
         with self._lock:
-            fresh = self._evict(policy_version)
-            if len(fresh) < count:
+            self._refuse_newer(policy_version)
+            self._evict(policy_version)
+            if len(self._waiting) < count:
                 raise DataError(
-                    f"the replay buffer was asked for {count} groups but holds {len(fresh)} that policy version"
+                    f"the replay buffer was asked for {count} groups but holds {len(self._waiting)} that policy version"
                     f" {policy_version} may train on (max_staleness {self._max_staleness})",
                     remedy="wait for more rollouts, or raise dataplane.max_staleness",
                 )
-            chosen = fresh[:count]
+            chosen: list[GroupTag] = list(self._waiting[:count])
             groups = self._plane.take([tag.group_id for tag in chosen])
+            del self._waiting[:count]
             self._statistics.sampled_groups += count
-            self._statistics.sampled_staleness += [self._staleness(tag, policy_version) for tag in chosen]
+            self._statistics.sampled_staleness += [policy_version - tag.policy_version for tag in chosen]
             return groups
 
     def statistics(self) -> dict[str, float]:
@@ -114,28 +124,30 @@ class ReplayBuffer:
         return taken.metrics()
 
     def __len__(self) -> int:
-        return len(self._plane.tags())
+        return len(self._waiting)
 
-    def _evict(self, policy_version: int) -> list[GroupTag]:
-        tags = sorted(self._plane.tags(), key=order)
-        ages = {tag.group_id: self._staleness(tag, policy_version) for tag in tags}
-        stale = [tag for tag in tags if ages[tag.group_id] > self._max_staleness]
-        if stale:
-            self._plane.drop([tag.group_id for tag in stale])
+    def _first_fresh(self, policy_version: int) -> int:
+        """Groups in front that are too stale, found by bisection."""
+        return int(self._waiting.bisect_key_left((policy_version - self._max_staleness, -1, "")))
+
+    def _evict(self, policy_version: int) -> None:
+        stale: list[GroupTag] = list(self._waiting[: self._first_fresh(policy_version)])
+        if not stale:
+            return
+        self._plane.drop([tag.group_id for tag in stale])
+        del self._waiting[: len(stale)]
         self._statistics.evicted_groups += len(stale)
         self._statistics.evicted_trajectories += sum(tag.size for tag in stale)
-        self._statistics.evicted_staleness += [ages[tag.group_id] for tag in stale]
-        return [tag for tag in tags if ages[tag.group_id] <= self._max_staleness]
+        self._statistics.evicted_staleness += [policy_version - tag.policy_version for tag in stale]
 
-    def _staleness(self, tag: GroupTag, policy_version: int) -> int:
-        age = policy_version - tag.policy_version
-        if age < 0:
+    def _refuse_newer(self, policy_version: int) -> None:
+        newest = self._waiting[-1] if self._waiting else None
+        if newest is not None and newest.policy_version > policy_version:
             raise DataError(
-                f"the group '{tag.group_id}' was made by policy version {tag.policy_version}, newer than the"
+                f"the group '{newest.group_id}' was made by policy version {newest.policy_version}, newer than the"
                 f" {policy_version} that asks for it",
                 remedy="the consumer must pass the version it last published",
             )
-        return age
 
 
 def _check_group(group: ScoredGroup) -> None:
