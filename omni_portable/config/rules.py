@@ -75,6 +75,8 @@ RANGES: Mapping[str, Range] = {
     "data.max_validation_prompts": AT_LEAST_0,
     "dataplane.max_staleness": AT_LEAST_0,
     "trainer.total_steps": AT_LEAST_1,
+    "trainer.sync_interval": AT_LEAST_1,
+    "reward.workers": Range(low=1, high=1024),
     "trainer.seed": Range(low=0, high=2**63 - 1),
     "trainer.save_interval": AT_LEAST_0,
     "trainer.keep_checkpoints": AT_LEAST_0,
@@ -89,7 +91,7 @@ RANGES: Mapping[str, Range] = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "device.dtype": ("auto", "float32", "bfloat16", "float16"),
     "reward.on_error": ("fail", "drop_group"),
-    "trainer.mode": ("sync",),
+    "trainer.mode": ("sync", "separate_async", "fully_async"),
     "trainer.progress": ("auto", "rich", "plain", "off"),
     "consistency.measure": ("first_mini_batch", "full", "off"),
     "rollout_correction.mode": ("off", "decoupled", "bypass"),

@@ -149,6 +149,10 @@ class RewardConfig:
     """Further attempts before a scorer counts as failed."""
     timeout_s: float = 120.0
     """Seconds one scorer may take for one batch."""
+    overlap: bool = False
+    """Score samples as soon as their forward pass is done, beside the rollout of the next ones."""
+    workers: int = 1
+    """Instances of all scorers, each of which scores one set of samples at a time."""
 
 
 @dataclass
@@ -208,7 +212,12 @@ class DataConfig:
 @dataclass
 class TrainerConfig:
     mode: str = "sync"
-    """Execution mode; 'sync': rollout and training take turns, staleness 0."""
+    """Execution mode. 'sync': rollout and training take turns, staleness 0. 'separate_async': rollout runs ahead while
+    the actor trains; new weights get in between requests. 'fully_async': as that, but new weights interrupt requests,
+    which then go on (tokens) or start again (diffusion)."""
+    sync_interval: int = 1
+    """Optimizer steps after which the actor's weights are handed to rollout ('separate_async', 'fully_async'); they go
+    at the end of a round, at which the policy version grows by 1."""
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""
     seed: int = 0

@@ -10,6 +10,7 @@ from omni_portable.config.assets import BUILTIN, check_source, packaged
 from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
 from omni_portable.config.media import check_media
+from omni_portable.config.modes import check_mode
 from omni_portable.config.pairing import check_pairs
 from omni_portable.config.paths import user_path
 from omni_portable.config.plugins import (
@@ -154,14 +155,10 @@ def _check_algorithm_options(options: Any, num_steps: int) -> None:
 
 
 def _check_trainer(config: RunConfig, source: Source) -> None:
-    trainer, staleness = config.trainer, config.dataplane.max_staleness
+    trainer = config.trainer
+    check_mode(config, source)
     if len(set(trainer.loggers)) < len(trainer.loggers):
         raise ConfigError(f"trainer.loggers={trainer.loggers} names a logger twice", remedy="name each once")
-    if trainer.mode == "sync" and staleness:
-        raise ConfigError(
-            f"{source.describe('dataplane.max_staleness', staleness)}: trainer.mode=sync trains on fresh samples only",
-            remedy="set dataplane.max_staleness=0",
-        )
     named = trainer.resume not in ("never", "auto")
     if named and not (trainer.resume and user_path(trainer.resume, "trainer.resume").is_dir()):
         raise ConfigError(

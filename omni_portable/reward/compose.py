@@ -40,6 +40,23 @@ class ComposedReward:
     errors: dict[str, str] = field(default_factory=dict)
 
 
+def join_rewards(parts: Sequence[ComposedReward]) -> ComposedReward:
+    """Rewards of consecutive sets of samples as one; seconds add up."""
+    names = dict.fromkeys(name for part in parts for name in part.components)
+    scorers = dict.fromkeys(name for part in parts for name in part.seconds)
+    return ComposedReward(
+        total=[value for part in parts for value in part.total],
+        components={
+            name: [v for part in parts for v in part.components.get(name, [math.nan] * len(part.total))]
+            for name in names
+        },
+        details=[row for part in parts for row in part.details],
+        failed=[name for part in parts for name in part.failed],
+        seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in scorers},
+        errors={name: text for part in parts for name, text in part.errors.items()},
+    )
+
+
 @dataclass(frozen=True)
 class WeightedScorer:
     """A scorer under the name it has in the recipe."""

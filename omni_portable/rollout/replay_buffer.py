@@ -11,7 +11,7 @@ the order in which they were submitted, however late their rewards arrived.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sortedcontainers import SortedKeyList
 
@@ -116,6 +116,12 @@ class ReplayBuffer:
             self._statistics.sampled_groups += count
             self._statistics.sampled_staleness += [policy_version - tag.policy_version for tag in chosen]
             return groups
+
+    def shift_versions(self, by: int) -> None:
+        """Count `by` further versions without change of the policy: what waits becomes no staler by them."""
+        with self._lock:
+            moved = [replace(tag, policy_version=tag.policy_version + by) for tag in self._waiting]
+            self._waiting = SortedKeyList(moved, key=order)
 
     def statistics(self) -> dict[str, float]:
         """Metrics since the last call; counters then start again at zero."""

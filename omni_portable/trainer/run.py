@@ -13,6 +13,7 @@ import torch
 
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.loader import plugin_options, to_yaml
+from omni_portable.config.modes import SYNC
 from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
 from omni_portable.config.schema import RunConfig
@@ -22,13 +23,18 @@ from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
+from omni_portable.reward.compose import RewardComposer
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
 from omni_portable.trainer.drawing import drawing
 from omni_portable.trainer.environment import describe_environment
-from omni_portable.trainer.loop import Loop, Producer
+from omni_portable.trainer.loop import Loop
+from omni_portable.trainer.modes.base import Server
+from omni_portable.trainer.modes.choose import make_turns
+from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
+from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.requests import extent_of
@@ -37,8 +43,8 @@ from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
 from omni_portable.trainer.summary import summarise
+from omni_portable.trainer.timeline import rewind_timeline
 from omni_portable.trainer.timing import StageClock
-from omni_portable.trainer.turns import SyncTurns, push_weights
 from omni_portable.trainer.validation import ValidationStage
 
 log = logging.getLogger(__name__)
@@ -64,24 +70,17 @@ def run(config: RunConfig) -> RunOutcome:
     prepared = prepare(config)
     with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
-        state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
+        state = TrainerState(step=0, policy_version=1, fingerprint=fingerprint(config))
         if checkpoint is not None:
             state = open_checkpoint(checkpoint, config)
         with ExitStack() as stack:
             loop = _build(config, prepared, directory, checkpoint, state, stack)
-            asyncio.run(_train(loop))
+            asyncio.run(loop.run())
             with disk_errors(directory.path / "export"):
                 loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
         summary = summarise(directory.path)
         write_json(directory.path / "summary.json", summary)
         return RunOutcome(directory.path, write_report(directory.path), summary)
-
-
-async def _train(loop: Loop) -> None:
-    proof = loop.turns.proof
-    loop.engine.pause()
-    await push_weights(loop.actor, loop.engine, proof, loop.turns.version, loop.turns.policy)
-    await loop.run()
 
 
 def _build(
@@ -112,6 +111,7 @@ def _build(
     # Only now, when nothing of the new configuration can be refused any more, does it replace what is there.
     for kept in rewind(directory.path, state.step):
         log.info("a later checkpoint is kept as %s", kept)
+    rewind_timeline(directory.path, state.step)
     write_text(directory.path / "config.yaml", to_yaml(config))
     write_text(directory.path / "plan.txt", plan_text(config))
     environment = describe_environment(device, prepared.dtype, prepared.load.attention, verified, determinism)
@@ -134,7 +134,15 @@ def _wire(
 ) -> Loop:
     rollout_config, clock = config.rollout, StageClock()
     schedule = None if adapter is None else adapter.schedule(rollout_config.num_steps, extent_of(rollout_config))
-    rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
+    gate, mode = Gate(), config.trainer.mode
+    more = [RewardComposer.from_config(config.reward) for _ in range(config.reward.workers - 1)]
+    reward = RewardStage(prepared.composer, *more)
+    rollout = RolloutStage(
+        engine,
+        piece_size=rollout_config.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
+        gate=gate,
+        resubmit=mode == "fully_async",
+    )
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
@@ -144,7 +152,7 @@ def _wire(
     validation = None
     if prepared.validation_rows:
         validation = ValidationStage(
-            rollout,
+            RolloutStage(engine),
             reward,
             requests.validation(prepared.validation_rows),
             run_dir / "validation",
@@ -160,8 +168,18 @@ def _wire(
         buffer=buffer,
         clock=clock,
         progress=progress,
-        submissions=state.submissions,
+        overlap=config.reward.overlap or config.trainer.mode != SYNC,
     )
+    server = Server(
+        actor=actor,
+        engine=engine,
+        proof=SyncProof(actor, engine, probe),
+        buffer=buffer,
+        version=state.policy_version,
+        policy=prepared.algorithm.rollout_policy,
+        sleep_level=rollout_config.sleep_level,
+    )
+    turns = make_turns(config, producer.produce, server, buffer, gate, state.step)
     loggers = [
         registry.load("logger", name)(plugin_options("logger", name, {}), run_dir, state.step)
         for name in config.trainer.loggers
@@ -177,15 +195,7 @@ def _wire(
         buffer=buffer,
         advantage=AdvantageStage(prepared.algorithm, config.data.train_batch_size),
         update=UpdateStage(actor, prepared.algorithm, config.actor.mini_batch_size, config.actor.epochs),
-        turns=SyncTurns(
-            producer.produce,
-            actor,
-            engine,
-            SyncProof(actor, engine, probe),
-            rollout_config.sleep_level,
-            state.policy_version,
-            prepared.algorithm.rollout_policy,
-        ),
+        turns=turns,
         validation=validation,
         checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),
         loggers=loggers,
