@@ -21,7 +21,7 @@ from omni_portable.contracts.dataplane import GroupTag, ScoredGroup
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.media import MediaArtifact
-from omni_portable.contracts.reward import RewardSample
+from omni_portable.contracts.reward import ComposedReward, RewardSample
 from omni_portable.contracts.rollout import (
     EngineHealth,
     Extent,
@@ -38,6 +38,7 @@ TYPES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
         Ack,
+        ComposedReward,
         EngineHealth,
         Extent,
         GroupTag,

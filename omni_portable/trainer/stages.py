@@ -7,29 +7,22 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from omni_portable.contracts.algorithm import Selection, TrainBatch
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.errors import DataError, LifecycleError, RewardError
-from omni_portable.contracts.reward import RewardSample
+from omni_portable.contracts.reward import ComposedReward, RewardSample, Scoring
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm, TokenTrajectory
 from omni_portable.contracts.training import StepResult, TrainEngine
-from omni_portable.reward.compose import ComposedReward
 from omni_portable.trainer.consistency import check_schedules
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.timing import StageClock
 
 Item = TypeVar("Item")
-
-
-class Scoring(Protocol):
-    """A composed reward, here or in another process."""
-
-    async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward: ...
 
 
 class RolloutStage:
