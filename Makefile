@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed
 quickstart: $(STAMP)
 	$(BIN)/omni-portable quickstart $(ARGS)
 
+# Tests compute on one thread each, in as many processes as there are cores, four at most.
 test: check
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

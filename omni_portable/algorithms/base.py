@@ -29,6 +29,9 @@ class DiffusionAlgorithm:
     row_kind: RowKind = "transitions"
     rollout_policy: Policy = "current"
 
+    def schedule(self, published: Schedule) -> Schedule:
+        return published
+
     def sampling_plan(self, schedule: Schedule, seed: int, round_number: int = 0) -> SamplingPlan:
         """Deterministic sampling without a record: for algorithms that train on clean samples."""
         return deterministic_plan()

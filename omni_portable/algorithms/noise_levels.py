@@ -22,17 +22,31 @@ def draw_noise_levels(options: NoiseLevelOptions, schedule: Schedule, keys: Sequ
     if options.timesteps == "schedule":
         sigmas = schedule.sigmas[:-1]
         count = max(1, int(len(sigmas) * options.timestep_fraction))
-        rows = [[sigmas[step] for step in _shuffled(len(sigmas), key, seed)[:count]] for key in keys]
+        rows = [[sigmas[step] for step in shuffled(len(sigmas), key, seed)[:count]] for key in keys]
         return torch.tensor(rows, dtype=torch.float32)
     drawn = torch.stack([normal(noise_seed(seed, key, 0, 0, "level"), (options.timesteps_per_sample,)) for key in keys])
-    sigma = drawn.double().sigmoid()
-    shift = options.sigma_shift
+    return _shifted(drawn.double().sigmoid(), options.sigma_shift)
+
+
+def draw_uniform_levels(
+    low: float, high: float, shift: float, count: int, keys: Sequence[str], seed: int
+) -> torch.Tensor:
+    """(N, count) fp32 sigmas s, uniform in [low, high), as shift s / (1 + (shift - 1) s); equal keys get equal rows.
+
+    Args:
+        low / high: 0 < low < high <= 1.
+    """
+    rows = [[math.ldexp(noise_seed(seed, key, 0, row, "uniform"), -63) for row in range(count)] for key in keys]
+    return _shifted(low + (high - low) * torch.tensor(rows, dtype=torch.float64), shift)
+
+
+def _shifted(sigma: torch.Tensor, shift: float) -> torch.Tensor:
     shifted = (shift * sigma / (1.0 + (shift - 1.0) * sigma)).float()
     return shifted.clamp(min=math.ldexp(1.0, -20), max=1.0)
 
 
-def _shuffled(count: int, key: str, seed: int) -> list[int]:
-    """A permutation of range(count), by hash rather than by a library's generator, whose stream may change."""
+def shuffled(count: int, key: str, seed: int) -> list[int]:
+    """The key's permutation of range(count), by hash: the stream of a library's generator may change."""
     text = key.encode()
 
     def rank(step: int) -> bytes:

@@ -1,28 +1,73 @@
-"""`omni-portable recipes`: the packaged recipes by name."""
+"""`omni-portable recipes [list|show]`: the packaged recipes, and what one of them resolves to."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import dataclasses
+import json
 from typing import Any
+
+EXAMPLES = """examples:
+  omni-portable recipes                                        every recipe and what it is
+  omni-portable recipes list --family sd3 --tiny               those that run on any machine
+  omni-portable recipes list --algorithm gspo --json           for programs
+  omni-portable recipes show qwen_image/flow_grpo_ocr          the whole configuration it resolves to
+"""
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("recipes", help="list the packaged recipes", description="List packaged recipes.")
-    parser.set_defaults(handler=handle)
+    parser = subparsers.add_parser(
+        "recipes",
+        help="list the packaged recipes, show one",
+        description="List the packaged recipes, or show what one resolves to. Without a command: list.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=list_all, family=None, algorithm=None, size=None, json=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    listing = commands.add_parser("list", help="names, and what they are", description="List packaged recipes.")
+    listing.add_argument("--family", metavar="F", help="only those of a model family")
+    listing.add_argument("--algorithm", metavar="A", help="only those of an algorithm")
+    sizes = listing.add_mutually_exclusive_group()
+    sizes.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="only those for any machine")
+    sizes.add_argument("--full", dest="size", action="store_const", const="full", help="only those of published size")
+    listing.add_argument("--json", action="store_true", help="a list of objects, for programs")
+    listing.set_defaults(handler=list_all)
+    showing = commands.add_parser(
+        "show", help="the resolved YAML of one", description="Print the whole configuration of a recipe as YAML."
+    )
+    showing.add_argument("name", metavar="NAME", help="a name that `recipes list` gives, or a .yaml file")
+    showing.set_defaults(handler=show)
 
 
-def handle(arguments: argparse.Namespace) -> int:
-    from omni_portable.config.recipes import find_recipe, list_recipes
+def list_all(arguments: argparse.Namespace) -> int:
+    """Print a line, or an object, for each recipe that fits.
 
-    names = list_recipes()
-    width = max((len(name) for name in names), default=0)
-    for name in names:
-        print(f"{name:<{width}}  {first_comment(find_recipe(name))}".rstrip())
+    Raises:
+        ConfigError: a family or an algorithm that is not installed.
+    """
+    from omni_portable.config.catalogue import catalogue
+    from omni_portable.config.plugins import plugin_spec
+
+    for kind, option, name in (
+        ("model", "--family", arguments.family),
+        ("algorithm", "--algorithm", arguments.algorithm),
+    ):
+        if name is not None:
+            plugin_spec(kind, name, option)
+    entries = catalogue(family=arguments.family, algorithm=arguments.algorithm, size=arguments.size)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2))
+        return 0
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        print(f"{entry.name:<{width}}  {entry.summary}".rstrip())
     return 0
 
 
-def first_comment(path: Path) -> str:
-    """The recipe's first comment line, which says what it is."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+def show(arguments: argparse.Namespace) -> int:
+    """Print the resolved configuration; `omni-portable train` takes it back as a recipe."""
+    from omni_portable.config.loader import load_config, to_yaml
+
+    print(to_yaml(load_config(arguments.name)), end="")
+    return 0

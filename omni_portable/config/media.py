@@ -16,7 +16,7 @@ from typing import Any
 
 from omni_portable.config.convert import Source, suggest
 from omni_portable.config.kinds import trained_kind
-from omni_portable.config.plugins import plugin_spec
+from omni_portable.config.plugins import gives_samples, plugin_spec
 from omni_portable.config.schema import MediaConfig, RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -102,7 +102,7 @@ def _check_taken(config: RunConfig, model: PluginSpec, name: str, media: MediaCo
 
 def _check_targets(config: RunConfig, model: PluginSpec) -> None:
     targets, engine = config.data.targets, config.rollout.engine
-    gives = bool(plugin_spec("rollout_engine", engine, "rollout.engine").capabilities.get("given_samples"))
+    gives = gives_samples(config)
     if not targets:
         if gives:
             raise CapabilityError(

@@ -2,9 +2,10 @@
 
 Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
 
-* model: 'kinds', 'artifacts', 'guidance'
-* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher'
-* train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds'
+* model: 'kinds', 'artifacts'
+* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher', 'needs_rollout'
+* train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds';
+  'given_samples' (a rollout engine that draws none); 'fake_score' (a train engine that can train one)
 * scorer: 'artifacts'
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from omni_portable.config.convert import Source
 from omni_portable.config.kinds import ALGORITHM_KINDS
-from omni_portable.config.plugins import plugin_spec
+from omni_portable.config.plugins import gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -36,9 +37,9 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm)
     _check_teachers(config, algorithm, options)
+    _check_distillation(config, algorithm, options, model)
     _check_correction(config, algorithm)
     _check_temperature(config, algorithm)
-    _check_guidance(config, model)
     _check_step_kind(config, algorithm, options)
 
 
@@ -150,19 +151,28 @@ def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> N
             raise ConfigError(f"model.teachers.{name} is the student itself", remedy="give it a path, a lora or both")
 
 
-def _check_guidance(config: RunConfig, model: PluginSpec) -> None:
-    rollout = config.rollout
-    guided = rollout.guidance_scale != 1.0
-    if guided and model.capabilities.get("guidance") is False:
+def _check_distillation(config: RunConfig, algorithm: PluginSpec, options: Any, model: PluginSpec) -> None:
+    """What training on the policy's own steps, judged by other networks, asks of the parts."""
+    if algorithm.capabilities.get("needs_rollout") and gives_samples(config):
         raise CapabilityError(
-            f"rollout.guidance_scale={rollout.guidance_scale:g}: model family '{model.name}' has no classifier-free "
-            "guidance",
-            remedy="set rollout.guidance_scale=1",
+            f"algorithm '{algorithm.name}' trains the steps of its own sampling, but "
+            f"rollout.engine={config.rollout.engine} takes samples from the dataset",
+            remedy="set rollout.engine=native",
         )
-    if rollout.negative_prompt and not guided:
-        raise ConfigError(
-            "rollout.negative_prompt is set, but rollout.guidance_scale=1 turns guidance off and would ignore it",
-            remedy="raise rollout.guidance_scale or remove rollout.negative_prompt",
+    requires = getattr(options, "requires", None)
+    train = plugin_spec("train_engine", config.actor.engine, "actor.engine")
+    if callable(requires) and requires().fake_score and not train.capabilities.get("fake_score"):
+        raise CapabilityError(
+            f"algorithm '{algorithm.name}' trains a fake score network beside the policy, which "
+            f"actor.engine={train.name} cannot",
+            remedy="set actor.engine=single",
+        )
+    guidance = getattr(options, "teacher_guidance_scale", 1.0)
+    if guidance != 1.0 and model.capabilities.get("guidance") is False:
+        raise CapabilityError(
+            f"algorithm.teacher_guidance_scale={guidance:g}: model family '{model.name}' has no classifier-free "
+            "guidance",
+            remedy="set algorithm.teacher_guidance_scale=1",
         )
 
 

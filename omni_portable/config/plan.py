@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_portable.config.batches import Batches, resolve_batches
+from omni_portable.config.drawing import validation_changes
 from omni_portable.config.kinds import trained_kind
-from omni_portable.config.plugins import algorithm_options
+from omni_portable.config.plugins import algorithm_options, gives_samples
 from omni_portable.config.schema import RunConfig
 
 
@@ -24,7 +25,10 @@ def plan_text(config: RunConfig) -> str:
     batches = resolve_batches(config)
     tokens = trained_kind(config) == "autoregressive"
     trained = 1 if tokens else stochastic_steps(algorithm_options(config), config.rollout.num_steps)
-    drawn = _response_lines(config, batches) if tokens else _rollout_lines(config, batches)
+    if gives_samples(config):
+        drawn = _given_lines(config, batches)
+    else:
+        drawn = _response_lines(config, batches) if tokens else _rollout_lines(config, batches)
     lines = [*drawn, *_actor_lines(config, batches, trained, tokens), *_run_lines(config, batches)]
     return "\n".join(lines)
 
@@ -37,6 +41,14 @@ def _rollout_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
         f"of {rollout.height} x {rollout.width} pixels",
         f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size} x {rollout.num_steps} denoising steps = "
         f"{batches.packs * rollout.num_steps} forwards{guided}",
+    ]
+
+
+def _given_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
+    """Of an engine that takes samples from the dataset: nothing is denoised or generated."""
+    return [
+        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} samples "
+        f"from the dataset ({', '.join(config.data.targets)}), none of them drawn",
     ]
 
 
@@ -53,7 +65,7 @@ def _response_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
 def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, tokens: bool) -> Sequence[str]:
     micro = batches.micro_batches * batches.mini_batches * batches.epochs
     forwards = f"{micro * trained} forward-backward passes" if trained else f"{micro} micro-batches"
-    window = f" x {trained} stochastic steps" if trained else " x the algorithm's stochastic steps"
+    window = f" x {trained} stochastic steps" if trained else " x the algorithm's noise levels"
     window = "" if tokens else window
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
@@ -64,12 +76,13 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, token
     passes = "1 pass" if batches.epochs == 1 else f"{batches.epochs} passes"
     steps = _several(batches.optimizer_steps, "optimizer step")
     micro_batches = _several(batches.micro_batches, "micro-batch")
-    return [
+    lines = [
         f"each update: {passes} over {_several(batches.mini_batches, 'mini-batch')} of "
         f"{batches.mini_batch_size} samples = {steps} on {what}",
         f"  {micro_batches} of {batches.micro_batch_size}{last} per mini-batch{window}: {forwards} per rollout",
-        f"  {exact if batches.aligned else inexact}",
     ]
+    compared = tokens or trained is not None
+    return [*lines, f"  {exact if batches.aligned else inexact}"] if compared and not gives_samples(config) else lines
 
 
 def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
@@ -81,10 +94,18 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     if config.data.validation:
         every = config.trainer.validate_interval
         when = "before and after" if config.trainer.validate_before else "after"
-        lines.append(f"  validation {when} training" + (f" and every {every} steps" if every else ""))
+        lines.append(
+            f"  validation {when} training" + (f" and every {every} steps" if every else "") + _differs(config)
+        )
     else:
         lines.append("  no validation: data.validation is empty")
     return lines
+
+
+def _differs(config: RunConfig) -> str:
+    """', with num_steps 40, height 1024' where validation draws unlike training."""
+    changes = ", ".join(f"{key} {value:g}" for key, value in validation_changes(config).items())
+    return f", with {changes}" if changes else ""
 
 
 def _several(count: int, noun: str) -> str:

@@ -36,6 +36,12 @@ def plugin_spec(kind: str, name: str, key: str) -> PluginSpec:
     return registry.spec(kind, name)
 
 
+def gives_samples(config: RunConfig) -> bool:
+    """Whether the rollout engine takes training samples from the dataset (validation is drawn either way)."""
+    spec = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine")
+    return bool(spec.capabilities.get("given_samples"))
+
+
 def declared_modality(kind: str, options: Any) -> str:
     """The modality that a scorer's spec declares for an artifact: by its name, or by that of an option that says it."""
     return kind if kind in LAYOUTS else str(getattr(options, kind, kind))

@@ -210,6 +210,24 @@ class DataConfig:
 
 
 @dataclass
+class ValidationConfig:
+    """How validation draws where it differs from training; models that write tokens have
+    `rollout.validation_temperature`."""
+
+    num_steps: int = 0
+    """Denoising steps of a validation sample; 0: as `rollout.num_steps`."""
+    height: int = 0
+    """Pixels of a validation sample; 0: as `rollout.height`. Input media that are brought to the size of training
+    samples are brought to this one instead."""
+    width: int = 0
+    """As `height`."""
+    num_frames: int = 0
+    """Frames of a validation sample; 0: as `rollout.num_frames`."""
+    guidance_scale: float = 0.0
+    """Classifier-free guidance of validation; 1 turns it off, 0: as `rollout.guidance_scale`."""
+
+
+@dataclass
 class TrainerConfig:
     mode: str = "sync"
     """Execution mode. 'sync': rollout and training take turns, staleness 0. 'separate_async': rollout runs ahead while
@@ -308,6 +326,7 @@ class RunConfig:
     actor: ActorConfig = field(default_factory=ActorConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
     dataplane: DataPlaneConfig = field(default_factory=DataPlaneConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)

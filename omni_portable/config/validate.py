@@ -9,6 +9,7 @@ from typing import Any
 from omni_portable.config.assets import BUILTIN, check_source, packaged
 from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
+from omni_portable.config.drawing import check_drawing
 from omni_portable.config.media import check_media
 from omni_portable.config.modes import check_mode
 from omni_portable.config.pairing import check_pairs
@@ -43,6 +44,7 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     algorithm = registry.spec("algorithm", algorithm_name(config))
     options = algorithm_options(config, source)
     check_pairs(config, algorithm, options, source)
+    check_drawing(config, source)
     check_media(config, source)
     _check_algorithm_options(options, config.rollout.num_steps)
     _check_trainer(config, source)

@@ -19,20 +19,39 @@ if TYPE_CHECKING:
 
     from omni_portable.contracts.tokens import AnyTrajectory
 
-Policy = Literal["current", "reference", "old", "ema", "teacher"]
-RowKind = Literal["transitions", "noised"]
-"""What one training row is: a stored transition of a rollout, or a clean sample with fresh noise."""
+Policy = Literal["current", "reference", "old", "ema", "teacher", "fake"]
+RowKind = Literal["transitions", "noised", "generated"]
+"""What one training row is: a stored transition of a rollout, a clean sample with fresh noise, or a step of a rollout
+whose clean prediction is judged at fresh noise (see :class:`ScoreDistillation`)."""
+
+
+@dataclass(frozen=True)
+class FakeScore:
+    """A second network that learns to denoise the policy's own samples, trained before every step of the policy.
+
+    Args:
+        updates_per_step: optimizer steps of it before each one of the policy.
+        lr: its learning rate; 0 takes that of the policy. All other settings of the optimizer are the policy's.
+    """
+
+    updates_per_step: int = 5
+    lr: float = 0.0
 
 
 @dataclass(frozen=True)
 class Requires:
-    """Extra policies and data an algorithm needs; the engine keeps them, the trainer schedules them."""
+    """Extra policies and data an algorithm needs; the engine keeps them, the trainer schedules them.
+
+    Args:
+        fake_score: a trained copy of the policy that starts from its first weights (the policy 'fake').
+    """
 
     reference_policy: bool = False
     old_policy: bool = False
     ema: bool = False
     teacher: bool = False
     preference_pairs: bool = False
+    fake_score: FakeScore | None = None
 
 
 @dataclass
@@ -65,11 +84,14 @@ class Denoising:
     """What the actor predicted for R rows of clean samples with fresh noise.
 
     Args:
-        velocity: (R, ...) fp32 with gradient, under the current policy.
-        clean / noise: (R, ...) fp32; the target velocity is noise - clean.
+        velocity: (R, ...) fp32 with gradient, of the network that is trained. Of 'generated' rows it is the policy's at
+            the step of its rollout that gave `clean`; the other velocities are those at `noisy` always.
+        clean / noise: (R, ...) fp32; the target velocity is noise - clean. Of 'generated' rows `clean` has the gradient
+            of the policy.
         noisy: (R, ...) fp32, (1 - sigma) clean + sigma noise.
         sigma: (R,) fp32 in (0, 1].
-        old_velocity / reference_velocity / teacher_velocity: (R, ...) fp32 under that policy, where required.
+        old_velocity / reference_velocity / teacher_velocity / fake_velocity: (R, ...) fp32 under that policy, where
+            required; no gradient.
         streams: name -> [start, stop) in a row's flattened latents ('video', 'audio', ...).
     """
 
@@ -81,6 +103,7 @@ class Denoising:
     old_velocity: torch.Tensor | None = None
     reference_velocity: torch.Tensor | None = None
     teacher_velocity: torch.Tensor | None = None
+    fake_velocity: torch.Tensor | None = None
     streams: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -144,6 +167,14 @@ class Algorithm(Protocol):
     rollout_policy: Policy
     """The policy that rollouts are drawn from ('old' where a moving average samples)."""
 
+    def schedule(self, published: Schedule) -> Schedule:
+        """The noise levels to sample at: the family's, unless the algorithm has its own.
+
+        Raises:
+            ConfigError: its own do not fit the number of steps.
+        """
+        ...
+
     def sampling_plan(self, schedule: Schedule, seed: int, round_number: int = 0) -> SamplingPlan:
         """Stochastic steps for one rollout round; equal arguments give equal plans.
 
@@ -168,7 +199,7 @@ class Algorithm(Protocol):
     def noise_levels(self, schedule: Schedule, keys: Sequence[str], seed: int) -> torch.Tensor:
         """(N, W) fp32 sigmas in (0, 1] of the W noised rows of each sample, a pure function of (key, seed).
 
-        Asked for only where `row_kind` is 'noised'.
+        Asked for only where `row_kind` is 'noised' or 'generated'.
         """
         ...
 
@@ -181,6 +212,28 @@ class Algorithm(Protocol):
 
     def loss(self, replay: Replay | Denoising, rows: Rows) -> LossRows:
         """Loss of each row; `replay` is a :class:`Replay` or a :class:`Denoising` as `row_kind` says."""
+        ...
+
+
+@runtime_checkable
+class ScoreDistillation(Algorithm, Protocol):
+    """An algorithm whose `row_kind` is 'generated': the policy's own samples, judged by the score of another network.
+
+    A row is one step t of a rollout. The policy's clean sample there, x0 = x_t - sigma_t v, has the gradient; it is
+    mixed with fresh noise at a level of `noise_levels`, and the other policies predict velocities at that mixture. The
+    rollout must have kept the input of every step (`SamplingPlan.record_every_step`). Where `requires.fake_score` is
+    set, that network first takes its own optimizer steps by `fake_loss`, on the same samples with other noise.
+    """
+
+    teacher_guidance_scale: float
+    """Classifier-free guidance of the teacher; other than 1 it needs `SamplingPlan.keep_negative`."""
+
+    def generated_steps(self, schedule: Schedule, keys: Sequence[str], seed: int) -> torch.Tensor:
+        """(N, W) int64: the steps of each sample's rollout that are trained, a pure function of (key, seed)."""
+        ...
+
+    def fake_loss(self, seen: Denoising, rows: Rows) -> LossRows:
+        """Loss of each row of the fake score network, whose prediction is `seen.velocity`; `seen.clean` is fixed."""
         ...
 
 

@@ -84,6 +84,8 @@ class SamplingPlan:
         stochastic_steps: sorted step indices; empty for a deterministic run.
         include_normalizer: whether log-probs include the Gaussian normaliser (no effect for cps).
         record_transitions: keep (latents, next latents, log-prob) of the stochastic steps.
+        record_every_step: keep those of all steps; a deterministic one has the log-prob NaN.
+        keep_negative: hand back the negative prompt's conditioning even where guidance does not run.
     """
 
     kind: StepKind = "ode"
@@ -91,6 +93,8 @@ class SamplingPlan:
     stochastic_steps: tuple[int, ...] = ()
     include_normalizer: bool = True
     record_transitions: bool = True
+    record_every_step: bool = False
+    keep_negative: bool = False
 
 
 @dataclass(frozen=True)

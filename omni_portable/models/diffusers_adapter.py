@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
@@ -46,6 +48,17 @@ class DiffusersAdapter(ABC):
         self._transformer = self._load_transformer(load) if "transformer" in load.components else None
         self._text: Any = self._load_text(load) if "text_encoder" in load.components else None
         self._vae: Any = self._load_vae(load) if "vae" in load.components else None
+
+    @staticmethod
+    @abstractmethod
+    def read_folder(path: Path) -> Any:
+        """The checked config files of a folder, which know `attention_requests(dtype, training)`."""
+
+    @classmethod
+    def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
+        """Needs of each part by its config files; a component comes twice where its models differ in head_dim."""
+        found: list[AttentionRequest] = cls.read_folder(path).attention_requests(dtype, training)
+        return found
 
     @abstractmethod
     def latent_shape(self, extent: Extent) -> tuple[int, ...]: ...

@@ -65,6 +65,15 @@ def refuse_features(path: Path, config: Mapping[str, Any], features: Sequence[st
         )
 
 
+def require_image(family: str, extent: Extent) -> None:
+    """Refuse several frames for a family that draws images (`ConfigError`)."""
+    if extent.num_frames != 1:
+        raise ConfigError(
+            f"rollout.num_frames is {extent.num_frames}, but model family '{family}' draws single images",
+            remedy="set rollout.num_frames=1",
+        )
+
+
 def check_image_size(path: Path, unit: int, largest: int | None, height: int, width: int) -> None:
     """`ConfigError` for a side that is no multiple of `unit` pixels, or larger than `largest` where there is one."""
     for key, pixels in (("height", height), ("width", width)):

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning, Extent, Schedule
 from omni_portable.models.diffusers_adapter import DiffusersAdapter, family_options
+from omni_portable.models.diffusers_folder import require_image
 from omni_portable.models.guidance import require_negative
-from omni_portable.models.inputs import image_pixels, require_image
+from omni_portable.models.inputs import image_pixels
 from omni_portable.samplers.schedule import Spacing, schedule_from_config
 
 
@@ -57,12 +57,6 @@ class ImageAdapter(DiffusersAdapter):
     @abstractmethod
     def _decode_latents(self, vae: Any, latents: torch.Tensor) -> Iterable[torch.Tensor]:
         """(B, C, H', W') -> B images (3, H, W), about in [-1, 1]."""
-
-    @classmethod
-    def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Needs of each part by its config files; a component comes twice where its models differ in head_dim."""
-        found: list[AttentionRequest] = cls.read_folder(path).attention_requests(dtype, training)
-        return found
 
     def latent_shape(self, extent: Extent) -> tuple[int, ...]:
         """(channels, height / vae scale, width / vae scale); `ConfigError` for a size the model cannot draw."""

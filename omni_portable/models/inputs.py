@@ -6,18 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from omni_portable.contracts.errors import ArtifactError, ConfigError
+from omni_portable.contracts.errors import ArtifactError
 from omni_portable.contracts.media import MediaArtifact, require_artifact
 from omni_portable.contracts.rollout import Extent
-
-
-def require_image(family: str, extent: Extent) -> None:
-    """Refuse several frames for a family that draws images (`ConfigError`)."""
-    if extent.num_frames != 1:
-        raise ConfigError(
-            f"rollout.num_frames is {extent.num_frames}, but model family '{family}' draws single images",
-            remedy="set rollout.num_frames=1",
-        )
 
 
 def image_pixels(media: Mapping[str, MediaArtifact], name: str, extent: Extent) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from omni_portable.config.drawing import validation_changes, validation_rollout
 from omni_portable.planning.plan import Item, Phase, Role
 from omni_portable.planning.setting import FLOAT, Setting
 
@@ -106,6 +107,10 @@ def _policies(setting: Setting) -> Iterator[Item]:
         if is_kept:
             detail = f"{setting.trained:,} trained x {FLOAT} bytes (float32){_over(setting.shards)}"
             yield Item(name, _share(setting.trained * FLOAT, setting.shards), detail)
+    if setting.requires.fake_score:
+        count = f"{setting.trained:,} trained x {3 * FLOAT} bytes (float32){_over(setting.shards)}"
+        detail = f"weights and two moments: {count}"
+        yield Item("fake network", _share(setting.trained * 3 * FLOAT, setting.shards), detail)
     if kept["ema"] and setting.masters:
         detail = f"the average in {setting.dtype}, while it is handed over"
         yield Item("published copy", setting.trained * setting.itemsize, detail, ("weight_sync",))
@@ -140,10 +145,27 @@ def _generation(setting: Setting) -> Iterator[Item]:
             config.height, config.width, setting.dtype
         ),
     }
+    stages |= _validation(setting)
     largest = max(stages, key=lambda stage: stages[stage])
     yield Item("activations", stages[largest], f"{largest}, the largest of its stages", ROLLOUT)
     if cache := setting.sizes.kv_cache_bytes(setting.work(size)):
         yield Item("kv cache", cache, f"keys and values of {size} sequences", ROLLOUT)
+
+
+def _validation(setting: Setting) -> dict[str, int]:
+    """Stages of validation, where it draws other samples than training does (in more steps they take no more)."""
+    config = setting.config
+    changes = {key: value for key, value in validation_changes(config).items() if key != "num_steps"}
+    if not changes or not config.data.validation:
+        return {}
+    drawn = validation_rollout(config)
+    known = config.data.max_validation_prompts * config.trainer.validation_samples
+    pack = min(drawn.max_num_seqs, known or drawn.max_num_seqs)
+    what = "validation with " + ", ".join(f"{key} {value:g}" for key, value in changes.items())
+    return {
+        f"denoising a pack of {pack} in {what}": setting.sizes.inference_bytes(setting.work(pack, drawn)),
+        f"decoding in {what}": setting.sizes.decode_bytes(drawn.height, drawn.width, setting.dtype),
+    }
 
 
 def _conditioning(setting: Setting, samples: int) -> int:

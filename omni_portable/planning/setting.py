@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omni_portable.config.batches import Batches, resolve_batches
 from omni_portable.config.plan import stochastic_steps
 from omni_portable.config.plugins import algorithm_options
-from omni_portable.config.schema import RunConfig
+from omni_portable.config.schema import RolloutConfig, RunConfig
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.models.outline import DTYPE_BYTES, ModelOutline, ModelSizes, Workload
 
@@ -47,7 +47,7 @@ class Setting:
     @property
     def guided(self) -> int:
         """Forward passes per sample: 2 under classifier-free guidance, joined in one batch."""
-        return 2 if self.config.rollout.guidance_scale != 1.0 else 1
+        return guided_rows(self.config.rollout)
 
     @property
     def lora_rank(self) -> int:
@@ -79,11 +79,11 @@ class Setting:
         """Are the trained parameters narrower than the fp32 masters that the optimizer updates?"""
         return not self.lora_rank and self.itemsize < FLOAT
 
-    def work(self, samples: int) -> Workload:
-        """A forward pass of `samples` samples."""
-        rollout = self.config.rollout
+    def work(self, samples: int, rollout: RolloutConfig | None = None) -> Workload:
+        """A forward pass of `samples` samples, drawn as `rollout` says (the recipe's own if None)."""
+        rollout = rollout or self.config.rollout
         return Workload(
-            rows=samples * self.guided,
+            rows=samples * guided_rows(rollout),
             height=rollout.height,
             width=rollout.width,
             dtype=self.dtype,
@@ -92,6 +92,11 @@ class Setting:
             checkpointing=self.config.actor.gradient_checkpointing,
             attention=self.attention,
         )
+
+
+def guided_rows(rollout: RolloutConfig) -> int:
+    """Forward passes per sample."""
+    return 2 if rollout.guidance_scale != 1.0 else 1
 
 
 def gather(

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 
 from omni_portable.config.plugins import algorithm_name, plugin_spec
 from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
+from omni_portable.models.extents import check_extents
 from omni_portable.planning.plan import Devices, Reason
 from omni_portable.planning.target import Target
 
@@ -51,6 +53,10 @@ def unsupported(config: RunConfig, target: Target) -> Iterator[Reason]:
             "set rollout.sleep_level to one of the choices",
             tuple(str(each) for each in (0, *levels)),
         )
+    try:
+        check_extents(config)
+    except ConfigError as error:
+        yield Reason("rollout.height", error.problem, error.remedy or "", tuple(error.choices or ()))
 
 
 def can_sleep(config: RunConfig, level: int) -> bool:

@@ -28,12 +28,14 @@ class ShapeKey:
     noise_level: float
     include_normalizer: bool
     record_transitions: bool
+    record_every_step: bool
+    keep_negative: bool
     stochastic_steps: int
 
     @property
-    def guided(self) -> bool:
-        """Whether classifier-free guidance runs (and negative conditioning is needed)."""
-        return self.guidance_scale != 1.0
+    def with_negative(self) -> bool:
+        """Whether negative conditioning is needed: classifier-free guidance runs, or training asks for it."""
+        return self.guidance_scale != 1.0 or self.keep_negative
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def shape_key(request: RolloutRequest, latent_shape: tuple[int, ...]) -> ShapeKe
         noise_level=plan.noise_level,
         include_normalizer=plan.include_normalizer,
         record_transitions=plan.record_transitions,
+        record_every_step=plan.record_every_step,
+        keep_negative=plan.keep_negative,
         stochastic_steps=len(plan.stochastic_steps),
     )
 

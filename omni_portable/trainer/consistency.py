@@ -141,8 +141,8 @@ class SyncProof:
     first probe again. Changes too small to show add up until they must.
 
     Args:
-        probe: a request that records transitions; without any, every change of the weights must show. None: checksums
-            only.
+        probe: a request that records transitions; without any, or with deterministic ones among them, every change of
+            the weights must show. None: checksums only.
     """
 
     def __init__(self, actor: TrainEngine, rollout: RolloutEngine, probe: AnyRequest | None) -> None:
@@ -177,7 +177,7 @@ class SyncProof:
     def _score(self, policy: Policy) -> torch.Tensor | None:
         assert self._scored is not None
         probe = self._scored.trajectories[0]
-        if not isinstance(probe, TokenTrajectory) and not len(probe.step_indices):
+        if not isinstance(probe, TokenTrajectory) and (not len(probe.step_indices) or probe.log_probs.isnan().any()):
             return None
         return self._actor.log_probs(self._scored, policy)
 

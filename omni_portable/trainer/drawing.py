@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
+from omni_portable.config.drawing import validation_rollout
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.algorithm import Algorithm
+from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import RolloutRequest, SamplingPlan, Schedule
 from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, TokenRequest
 from omni_portable.data.prompts import PromptRow
+from omni_portable.models.extents import extent_of
 from omni_portable.trainer.requests import make_requests, make_token_requests, round_seed
 
 PROBE, VALIDATION = "probe", "validation"
@@ -32,39 +35,66 @@ class Drawing(Protocol):
         ...
 
 
-def drawing(config: RunConfig, algorithm: AnyAlgorithm, schedule: Schedule | None) -> Drawing:
+@dataclass(frozen=True)
+class Schedules:
+    """Of training and of validation, which may draw another size in another number of steps."""
+
+    training: Schedule
+    validation: Schedule
+
+
+def schedules(config: RunConfig, adapter: DiffusionAdapter) -> Schedules:
+    """The family's schedules for the sizes that the run draws."""
+    training, validation = (
+        adapter.schedule(rollout.num_steps, extent_of(rollout))
+        for rollout in (config.rollout, validation_rollout(config))
+    )
+    return Schedules(training, validation)
+
+
+def drawing(config: RunConfig, algorithm: AnyAlgorithm, found: Schedules | None) -> Drawing:
     """The requests of a run; responses of tokens have no schedule."""
-    if schedule is None:
+    if found is None:
         return TokenDrawing(config)
-    return DiffusionDrawing(config, cast(Algorithm, algorithm), schedule)
+    diffusion = cast(Algorithm, algorithm)
+    used = Schedules(diffusion.schedule(found.training), diffusion.schedule(found.validation))
+    return DiffusionDrawing(config, diffusion, used)
 
 
 @dataclass(frozen=True)
 class DiffusionDrawing:
-    """Samples of one schedule, drawn as the algorithm plans it."""
+    """Samples drawn as the algorithm plans it."""
 
     config: RunConfig
     algorithm: Algorithm
-    schedule: Schedule
+    schedules: Schedules
 
     def training(self, rows: Sequence[PromptRow], step: int, round_name: str) -> list[RolloutRequest]:
-        plan = self.algorithm.sampling_plan(self.schedule, self._seed(round_name), step)
+        plan = self.algorithm.sampling_plan(self.schedules.training, self._seed(round_name), step)
         return self._make(rows, round_name, self.config.rollout.n, plan)
 
     def validation(self, rows: Sequence[PromptRow]) -> list[RolloutRequest]:
-        plan = self.algorithm.validation_plan(self.schedule)
-        return self._make(rows, VALIDATION, self.config.trainer.validation_samples, plan)
+        schedule = self.schedules.validation
+        return make_requests(
+            rows,
+            validation_rollout(self.config),
+            samples=self.config.trainer.validation_samples,
+            schedule=schedule,
+            plan=self.algorithm.validation_plan(schedule),
+            seed=self._seed(VALIDATION),
+            round_name=VALIDATION,
+        )
 
     def probe(self, row: PromptRow) -> RolloutRequest:
-        drawn = replace(row, targets=())
-        return self._make([drawn], PROBE, 1, self.algorithm.sampling_plan(self.schedule, self._seed(PROBE)))[0]
+        plan = self.algorithm.sampling_plan(self.schedules.training, self._seed(PROBE))
+        return self._make([replace(row, targets=())], PROBE, 1, plan)[0]
 
     def _make(self, rows: Sequence[PromptRow], name: str, samples: int, plan: SamplingPlan) -> list[RolloutRequest]:
         return make_requests(
             rows,
             self.config.rollout,
             samples=samples,
-            schedule=self.schedule,
+            schedule=self.schedules.training,
             plan=plan,
             seed=self._seed(name),
             round_name=name,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_portable.config.device_choice import choose_device
+from omni_portable.config.drawing import validation_data
 from omni_portable.config.loader import plugin_options, resolve_model_path
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
@@ -17,8 +18,8 @@ from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
 from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.data.fields import input_media, training_media
 from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
+from omni_portable.models.extents import check_extents, extent_of
 from omni_portable.reward.compose import RewardComposer
-from omni_portable.trainer.requests import extent_of
 
 
 @dataclass
@@ -49,6 +50,7 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
         device: chosen already; None chooses what the configuration names.
     """
     model = prepare_model(config, device)
+    check_extents(config, model.load.path)
     algorithm = prepare_algorithm(config)
     composer = RewardComposer.from_config(config.reward)
     _check_artifacts(config, composer)
@@ -69,7 +71,7 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
             split="validation",
             prompt_key=config.data.prompt_key,
             required_fields=required,
-            media=input_media(config.data),
+            media=input_media(validation_data(config)),
         )
         refuse_overlap(train, validation)
         validation = validation[: config.data.max_validation_prompts or None]

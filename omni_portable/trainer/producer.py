@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.dataplane import ScoredGroup
-from omni_portable.contracts.rollout import Schedule
 from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm
 from omni_portable.data.prompts import PromptSampler
 from omni_portable.reward.compose import ComposedReward, join_rewards
 from omni_portable.rollout.replay_buffer import ReplayBuffer
-from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.drawing import Drawing
 from omni_portable.trainer.progress import Progress
 from omni_portable.trainer.stages import RewardStage, RolloutStage, form_groups, gathered, groups_with_signal
 from omni_portable.trainer.timing import StageClock
@@ -28,7 +27,7 @@ class RoundLog:
 
 @dataclass
 class Producer:
-    """One round of prompts at a time, or several rounds at once; `schedule` is None where responses are drawn.
+    """One round of prompts at a time, or several rounds at once.
 
     An algorithm with dynamic sampling may have further prompts drawn, until as many groups as a batch has carry a
     signal or its `refill_rounds` are used up. Which prompts these are, and where a group stands in the order of
@@ -41,7 +40,7 @@ class Producer:
     config: RunConfig
     sampler: PromptSampler
     algorithm: AnyAlgorithm
-    schedule: Schedule | None
+    requests: Drawing
     rollout: RolloutStage
     reward: RewardStage
     buffer: ReplayBuffer
@@ -72,7 +71,7 @@ class Producer:
     async def _draw(self, step: int, batch: int, log: RoundLog) -> list[ScoredGroup]:
         name = f"step-{step}" + (f"-refill-{log.refills}" if log.refills else "")
         prompts = self.sampler.batch(batch)
-        requests = drawing(self.config, self.algorithm, self.schedule).training(prompts, step, name)
+        requests = self.requests.training(prompts, step, name)
         draw = self._overlapping if self.overlap else self._in_turn
         trajectories, reward = await draw(step, requests)
         groups, dropped = form_groups(trajectories, reward, batch * len(prompts))

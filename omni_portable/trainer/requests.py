@@ -10,7 +10,7 @@ from omni_portable.config.schema import RolloutConfig
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.reward import GIVEN_SAMPLE
-from omni_portable.contracts.rollout import Extent, RolloutRequest, SamplingPlan, Schedule
+from omni_portable.contracts.rollout import RolloutRequest, SamplingPlan, Schedule
 from omni_portable.contracts.tokens import TokenRequest
 from omni_portable.data.prompts import PromptRow
 
@@ -19,11 +19,6 @@ def round_seed(run_seed: int, round_name: str) -> int:
     """A 63-bit seed for one round ('step-12', 'validation', 'probe'), independent of every other round's."""
     digest = hashlib.blake2b(f"{run_seed}/{round_name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def extent_of(rollout: RolloutConfig) -> Extent:
-    """Size of the samples that a run draws."""
-    return Extent(rollout.height, rollout.width, rollout.num_frames, rollout.frame_rate)
 
 
 def make_requests(

@@ -27,7 +27,7 @@ from omni_portable.reward.compose import RewardComposer
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
-from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
@@ -37,7 +37,6 @@ from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.requests import extent_of
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
@@ -132,14 +131,13 @@ def _wire(
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
-    rollout_config, clock = config.rollout, StageClock()
-    schedule = None if adapter is None else adapter.schedule(rollout_config.num_steps, extent_of(rollout_config))
+    clock = StageClock()
     gate, mode = Gate(), config.trainer.mode
     more = [RewardComposer.from_config(config.reward) for _ in range(config.reward.workers - 1)]
     reward = RewardStage(prepared.composer, *more)
     rollout = RolloutStage(
         engine,
-        piece_size=rollout_config.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
+        piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
         gate=gate,
         resubmit=mode == "fully_async",
     )
@@ -147,7 +145,7 @@ def _wire(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
     buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
-    requests = drawing(config, prepared.algorithm, schedule)
+    requests = drawing(config, prepared.algorithm, None if adapter is None else schedules(config, adapter))
     probe = requests.probe(prepared.train_rows[0]) if config.consistency.probe else None
     validation = None
     if prepared.validation_rows:
@@ -162,7 +160,7 @@ def _wire(
         config=config,
         sampler=prepared.sampler,
         algorithm=prepared.algorithm,
-        schedule=schedule,
+        requests=requests,
         rollout=rollout,
         reward=reward,
         buffer=buffer,
@@ -177,7 +175,7 @@ def _wire(
         buffer=buffer,
         version=state.policy_version,
         policy=prepared.algorithm.rollout_policy,
-        sleep_level=rollout_config.sleep_level,
+        sleep_level=config.rollout.sleep_level,
     )
     turns = make_turns(config, producer.produce, server, buffer, gate, state.step)
     loggers = [

@@ -10,8 +10,8 @@ from omni_portable.contracts.media import MediaArtifact
 from omni_portable.data.export import write_media
 from omni_portable.data.media import write_image
 
-IMAGES, MEDIA = "images", "media"
-"""Folders of a validation: PNG files; MP4 and WAV files."""
+IMAGES, MEDIA, INPUTS = "images", "media", "inputs"
+"""Folders of a validation: PNG files; MP4 and WAV files; what the model was given."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,17 @@ def write_sample(artifacts: Mapping[str, MediaArtifact], folder: Path, index: in
         (folder / MEDIA).mkdir(parents=True, exist_ok=True)
         files = {name: f"{MEDIA}/{file}" for name, file in write_media(others, folder / MEDIA, stem).items()}
     return SampleFiles(image, files, artifacts[first] if first is not None else _middle_frame(artifacts))
+
+
+def write_inputs(media: Mapping[str, MediaArtifact], folder: Path, index: int) -> dict[str, str]:
+    """Input media of sample `index`, as they were given to the model; name -> file, relative to `folder`."""
+    if media:
+        (folder / INPUTS).mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    for name in sorted(media):
+        written = write_media({name: media[name]}, folder / INPUTS, f"{index:04d}-{name}")
+        files |= {name: f"{INPUTS}/{file}" for name, file in written.items()}
+    return files
 
 
 def texts(artifacts: Mapping[str, MediaArtifact]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
 from omni_portable.data.media import image_grid
 from omni_portable.reward.compose import ComposedReward
 from omni_portable.trainer.rundir import disk_errors, write_text
-from omni_portable.trainer.sample_files import SampleFiles, texts, write_sample
+from omni_portable.trainer.sample_files import SampleFiles, texts, write_inputs, write_sample
 from omni_portable.trainer.stages import RewardStage, RolloutStage
 
 
@@ -87,11 +87,13 @@ class ValidationStage:
             folder.mkdir(parents=True, exist_ok=True)
             lines, pictures, captions = [], [], []
             for index, trajectory in enumerate(trajectories):
-                files = write_sample(trajectory.artifacts, folder, index) if index < self._images else SampleFiles()
+                shown = index < self._images
+                files = write_sample(trajectory.artifacts, folder, index) if shown else SampleFiles()
+                given = write_inputs(trajectory.request.media, folder, index) if shown else {}
                 if files.picture is not None:
                     pictures.append(files.picture)
                     captions.append(f"{trajectory.request.prompt}\n{_score_text(reward.total[index])}")
-                row = strict(_sample_row(index, trajectory, reward, files))
+                row = strict(_sample_row(index, trajectory, reward, files, given))
                 lines.append(json.dumps(row, sort_keys=True, default=str, allow_nan=False))
             write_text(folder / "samples.jsonl", "\n".join(lines) + "\n")
             if not pictures:
@@ -113,12 +115,16 @@ def _score_text(score: float) -> str:
     return f"{score:.2f}" if math.isfinite(score) else "no score"
 
 
-def _sample_row(index: int, trajectory: AnyTrajectory, reward: ComposedReward, files: SampleFiles) -> dict[str, object]:
-    """One row of samples.jsonl; 'media' (name -> file) and 'texts' (name -> text) only where there are any."""
+def _sample_row(
+    index: int, trajectory: AnyTrajectory, reward: ComposedReward, files: SampleFiles, given: Mapping[str, str]
+) -> dict[str, object]:
+    """One row of samples.jsonl; 'inputs' and 'media' (name -> file) and 'texts' (name -> text) only where there are
+    any."""
     said = texts(trajectory.artifacts)
     return {
         **({"texts": said} if said else {}),
         **({"media": dict(files.media)} if files.media else {}),
+        **({"inputs": dict(given)} if given else {}),
         "index": index,
         "prompt_id": trajectory.request.prompt_id,
         "prompt": trajectory.request.prompt,

@@ -197,3 +197,22 @@ def test_configuration_loads_without_torch():
 
 def test_a_section_that_is_removed_lacks_its_keys(recipe):
     assert "'model.family' has no value" in fails(recipe, "~model")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["validation.num_steps=-1"], "validation.num_steps=-1"),
+        (["validation.height=-8"], "validation.height=-8"),
+        (["validation.guidance_scale=4.5"], "validation.guidance_scale=4.5"),
+        (["validation.steps=40"], "validation.steps"),
+    ],
+)
+def test_what_validation_cannot_draw_is_refused(recipe, overrides, part):
+    assert part in fails(recipe, *overrides)
+
+
+def test_the_plan_says_where_validation_differs(recipe):
+    keys = ["validation.num_steps=40", "validation.height=1024", "data.validation=held_out.txt"]
+    assert "before and after training, with num_steps 40, height 1024" in plan_text(load_config(recipe, keys))
+    assert "with num_steps" not in plan_text(load_config(recipe, keys[2:]))

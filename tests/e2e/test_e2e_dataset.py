@@ -56,3 +56,11 @@ def test_a_pair_with_a_missing_side_is_named_before_anything_loads(tmp_path, cap
     overrides = ["data.targets={image: {fields: [img_win, img_loose]}}", "data.train_batch_size=4"]
     assert main(["train", "sd3/diffusion_dpo_offline_tiny", *overrides, f"trainer.run_dir={tmp_path}/run"]) == 1
     assert "train.parquet row 1: field 'img_loose' is missing" in capsys.readouterr().err
+
+
+def test_the_plan_of_given_samples_has_no_denoising_steps(capsys):
+    assert main(["train", "sd3/sft_glyphs_tiny", "--dry-run"]) == 0
+    plan = capsys.readouterr().out
+    assert "from the dataset (image), none of them drawn" in plan
+    assert "denoising steps" not in plan
+    assert "on-policy" not in plan

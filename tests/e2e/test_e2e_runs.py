@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
+from PIL import Image
 from safetensors.torch import load_file
 
 from omni_portable.config.loader import load_config, read_config
@@ -203,3 +204,14 @@ def test_a_validation_prompt_without_score_is_null_and_left_out(train, doubles, 
     assert [[value is None for value in values] for values in scores.values()] == [[True, False]] * 2
     assert metrics(tmp_path / "run")[0]["validation/count"] == 1.0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["samples"] == 1
+
+
+def test_validation_may_draw_larger_samples_in_more_steps(train, tmp_path: Path) -> None:
+    changes = ("validation.num_steps=6", "validation.height=64", "validation.guidance_scale=2", "trainer.total_steps=1")
+    outcome = train(tmp_path / "run", *changes)
+    assert outcome.code == 0, outcome.err
+    for step in (0, 1):
+        with Image.open(tmp_path / "run" / "validation" / f"step_{step:06d}" / "images" / "0000.png") as image:
+            assert image.size == (32, 64)
+    assert metrics(tmp_path / "run")[1]["rollout_corr/ratio_exact_one"] == 1.0
+    assert "with num_steps 6, height 64, guidance_scale 2" in (tmp_path / "run" / "plan.txt").read_text()

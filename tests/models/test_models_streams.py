@@ -76,7 +76,7 @@ def test_guidance_on_clean_samples_is_linear_without_rescaling(sigma, scale):
     generator = torch.Generator().manual_seed(1)
     sample, negative, positive = (torch.randn(2, 3, 4, generator=generator).double() for _ in range(3))
     level = torch.full((2,), sigma).double()
-    found = clean_space_guidance(sample, level, negative, positive, scale)
+    found = clean_space_guidance(sample, level, positive, [(scale - 1.0, negative)])
     torch.testing.assert_close(found, linear_guidance(negative, positive, scale), atol=1e-9, rtol=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_rescaled_guidance_keeps_the_spread():
     generator = torch.Generator().manual_seed(1)
     sample, negative, positive = (torch.randn(2, 30, generator=generator) for _ in range(3))
     level = torch.full((2,), 0.5)
-    guided = sample - 0.5 * clean_space_guidance(sample, level, negative, positive, 6.0, rescale=1.0)
+    guided = sample - 0.5 * clean_space_guidance(sample, level, positive, [(5.0, negative)], rescale=1.0)
     torch.testing.assert_close(guided.std(dim=1), (sample - 0.5 * positive).std(dim=1), atol=1e-5, rtol=1e-5)
 
 

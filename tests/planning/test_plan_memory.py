@@ -204,3 +204,12 @@ def test_nothing_helps(plan):
 
 def test_a_reserve_larger_than_the_memory(plan):
     assert plan(memory_bytes=MIB).memory.status == "exceeds"
+
+
+def test_validation_of_larger_samples_takes_more():
+    plain = items(planned_on_cpu(()), "rollout")["activations"]
+    larger = items(planned_on_cpu(("validation.height=64", "validation.width=64")), "rollout")["activations"]
+    assert larger.bytes > plain.bytes
+    assert "in validation with height 64, width 64" in larger.detail
+    unused = planned_on_cpu(("validation.height=64", "validation.width=64", "data.validation="))
+    assert items(unused, "rollout")["activations"] == plain

@@ -25,6 +25,8 @@ VARIANTS = [
     {"plan": replace(PLAN, noise_level=0.8)},
     {"plan": replace(PLAN, include_normalizer=False)},
     {"plan": replace(PLAN, record_transitions=False)},
+    {"plan": replace(PLAN, record_every_step=True)},
+    {"plan": replace(PLAN, keep_negative=True)},
     {"plan": replace(PLAN, stochastic_steps=(1,))},
     {"plan": SamplingPlan()},
 ]
@@ -45,7 +47,7 @@ def test_prompt_seed_and_window_position_do_not_separate_requests():
     (pack,) = plan_packs(requests, latent_shape, 32)
     assert pack.rows == (0, 1, 2)
     assert pack.key.latent_shape == (4, 4, 4)
-    assert not pack.key.guided
+    assert not pack.key.with_negative
 
 
 def test_like_requests_are_cut_contiguously_like_micro_batches():

@@ -51,24 +51,38 @@ class ToyTransformer(torch.nn.Module):
         self.to_q, self.to_k, self.to_v = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.to_out = torch.nn.Linear(WIDTH, WIDTH)
         self.unembed = torch.nn.Linear(WIDTH, CHANNELS * 4)
+        self.unused = torch.nn.Linear(2, 2)  # never gets a gradient
         self.register_buffer("frequencies", torch.exp(-torch.arange(4, dtype=torch.float32)))
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        self.checkpointing = False
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Compute attention again in the backward pass."""
+        self.checkpointing = True
 
     def forward(self, latents: torch.Tensor, timesteps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        dtype = self.unused.weight.dtype
         b, c, h, w = latents.shape
         patches = latents.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * 4)
         angles = timesteps[:, None] / 1000.0 * self.frequencies
-        time = self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))[:, None]
-        hidden = torch.nn.functional.silu(self.embed(patches) + time)
+        time = self.time(torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype))[:, None]
+        hidden = torch.nn.functional.silu(self.embed(patches.to(dtype)) + time)
+        if self.checkpointing and torch.is_grad_enabled():
+            mixed = torch.utils.checkpoint.checkpoint(self.attend, hidden, tokens.to(dtype), use_reentrant=False)
+        else:
+            mixed = self.attend(hidden, tokens.to(dtype))
+        out = self.unembed(hidden + self.to_out(mixed)).float()
+        return out.reshape(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
+
+    def attend(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """(B, patches, 16) that look at each other and at (B, 6, 16) tokens."""
         keys = torch.cat([hidden, tokens], dim=1)
-        mixed = torch.nn.functional.scaled_dot_product_attention(
+        return torch.nn.functional.scaled_dot_product_attention(
             self.to_q(hidden)[:, None], self.to_k(keys)[:, None], self.to_v(keys)[:, None]
         )[:, 0]
-        out = self.unembed(hidden + self.to_out(mixed))
-        return out.reshape(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
 
 
 @dataclass

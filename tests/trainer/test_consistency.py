@@ -68,12 +68,14 @@ class Policy:
         weights / served: what the actor holds, and what the engine's output comes from.
         log_prob: the actor's log-prob of the probe's transitions.
         recorded: transitions that the probe records.
+        deterministic: whether the last of them has no log-prob.
     """
 
     weights: str = "w0"
     served: str = "w0"
     log_prob: float = -1.0
     recorded: int = 2
+    deterministic: bool = False
     asked: list[str] = field(default_factory=list)
 
     def weights_checksum(self, names: object = None) -> dict[str, str]:
@@ -86,7 +88,10 @@ class Policy:
     async def generate(self, requests: list) -> SimpleNamespace:
         latents = torch.tensor([float(int(self.served[1:]))])
         steps = torch.arange(self.recorded)
-        return SimpleNamespace(trajectories=[SimpleNamespace(final_latents=latents, step_indices=steps)])
+        log_probs = torch.zeros(self.recorded)
+        log_probs[self.recorded - self.deterministic :] = torch.nan
+        drawn = SimpleNamespace(final_latents=latents, step_indices=steps, log_probs=log_probs)
+        return SimpleNamespace(trajectories=[drawn])
 
 
 def make_proof(policy: Policy) -> SyncProof:
@@ -151,8 +156,9 @@ def test_a_log_prob_that_is_no_number_is_no_excuse() -> None:
         asyncio.run(proof.check())
 
 
-def test_without_recorded_transitions_every_change_must_show() -> None:
-    policy = Policy(recorded=0)
+@pytest.mark.parametrize("recorded", [{"recorded": 0}, {"deterministic": True}])
+def test_without_recorded_log_probs_every_change_must_show(recorded: dict) -> None:
+    policy = Policy(**recorded)
     proof = make_proof(policy)
     policy.weights = "w1"
     with pytest.raises(WeightSyncError, match="did not change although the weights changed: the engine"):

@@ -15,6 +15,7 @@ from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.registry import NoOptions
 from omni_portable.data.prompts import PromptRow, PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
+from omni_portable.trainer.drawing import Schedules, drawing
 from omni_portable.trainer.loop import Loop, reward_metrics
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import SilentProgress
@@ -43,11 +44,12 @@ class RecordingRollout:
 def make_producer() -> tuple[Producer, RecordingRollout, ReplayBuffer]:
     rollout = RecordingRollout()
     buffer = ReplayBuffer(registry.load("data_plane", "local")(NoOptions()), max_staleness=0)
+    config = RunConfig(rollout=RolloutConfig(n=2), trainer=TrainerConfig(seed=3))
     producer = Producer(
-        config=RunConfig(rollout=RolloutConfig(n=2), trainer=TrainerConfig(seed=3)),
+        config=config,
         sampler=PromptSampler(ROWS, 2, shuffle=False, seed=0),
         algorithm=GroupMean(),
-        schedule=SCHEDULE,
+        requests=drawing(config, GroupMean(), Schedules(SCHEDULE, SCHEDULE)),
         rollout=rollout,  # type: ignore[arg-type]
         reward=FixedReward(make_reward([0.0, 1.0, 2.0, 3.0])),  # type: ignore[arg-type]
         buffer=buffer,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_portable.config.schema import RolloutConfig, RunConfig
+from omni_portable.config.drawing import validation_data
+from omni_portable.config.schema import DataConfig, MediaConfig, RolloutConfig, RunConfig, ValidationConfig
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.reward import GIVEN_SAMPLE
-from omni_portable.contracts.rollout import RolloutRequest
+from omni_portable.contracts.rollout import Extent, RolloutRequest, Schedule
 from omni_portable.data.prompts import PromptRow
-from omni_portable.trainer.drawing import drawing
+from omni_portable.trainer.drawing import Schedules, drawing
 from omni_portable.trainer.requests import make_requests, make_token_requests, round_seed
 from tests.support.media import picture
 from tests.support.requests import PLAN, SCHEDULE
@@ -91,6 +94,40 @@ def test_each_sample_of_a_prompt_gets_its_target_and_knows_its_place() -> None:
 
 def test_the_probe_is_drawn_even_where_the_dataset_gives_samples() -> None:
     config = RunConfig(rollout=RolloutConfig(n=2))
-    draw = drawing(config, GroupMean(), SCHEDULE)
+    draw = drawing(config, GroupMean(), Schedules(SCHEDULE, SCHEDULE))
     assert draw.probe(GIVEN[0]).target == {}  # type: ignore[union-attr]
     assert len([request for request in draw.training(GIVEN, 1, "step-1") if request.target]) == 2  # type: ignore[union-attr]
+
+
+def test_validation_draws_another_size_in_other_steps_and_training_does_not() -> None:
+    validation = ValidationConfig(num_steps=3, height=64, width=96, num_frames=5, guidance_scale=2.0)
+    config = RunConfig(rollout=RolloutConfig(n=2, height=32, width=48), validation=validation)
+    longer = Schedule((1.0, 0.9, 0.5, 0.0), key="longer")
+    draw = drawing(config, GroupMean(), Schedules(SCHEDULE, longer))
+    row = PromptRow("a", "an a", {})
+    (drawn,) = cast(list[RolloutRequest], draw.validation([row]))
+    assert (drawn.extent, drawn.guidance_scale, drawn.schedule) == (Extent(64, 96, 5), 2.0, longer)
+    for request in cast(list[RolloutRequest], [*draw.training([row], 1, "step-1"), draw.probe(row)]):
+        assert (request.extent, request.guidance_scale, request.schedule) == (Extent(32, 48), 1.0, SCHEDULE)
+
+
+def test_validation_draws_as_training_does_where_nothing_is_said() -> None:
+    config = RunConfig(rollout=RolloutConfig(n=2, height=32, width=48, guidance_scale=3.0))
+    (drawn,) = drawing(config, GroupMean(), Schedules(SCHEDULE, SCHEDULE)).validation([PromptRow("a", "an a", {})])
+    assert (drawn.extent, drawn.guidance_scale, drawn.schedule) == (Extent(32, 48), 3.0, SCHEDULE)  # type: ignore[union-attr]
+
+
+def test_input_media_of_the_size_of_samples_are_of_the_size_of_validation_samples_there() -> None:
+    def medium(height: int, width: int) -> MediaConfig:
+        return MediaConfig(modality="image", height=height, width=width)
+
+    media = {"first_frame": medium(32, 48), "shown": medium(16, 16), "whole": medium(0, 0)}
+    config = RunConfig(rollout=RolloutConfig(height=32, width=48), data=DataConfig(media=media))
+    assert validation_data(config) is config.data
+    config.validation = ValidationConfig(height=64)
+    assert {name: (one.height, one.width) for name, one in validation_data(config).media.items()} == {
+        "first_frame": (64, 48),
+        "shown": (16, 16),
+        "whole": (0, 0),
+    }
+    assert media["first_frame"].height == 32

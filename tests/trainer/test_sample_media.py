@@ -6,9 +6,12 @@ import asyncio
 import base64
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from omni_portable.contracts.media import MediaArtifact
@@ -130,3 +133,54 @@ def test_long_texts_are_cut(run_dir):
     page = parsed(write_report(run_dir))
     assert "(10000 characters)" in page.text
     assert len(page.text) < 20_000
+
+
+GIVEN = {"first_frame": picture(3), "question": tone()}
+
+
+@pytest.fixture
+def conditioned_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose prompts brought a picture and a sound."""
+    folder = write_run(tmp_path / "run", finished=False)
+    shutil.rmtree(folder / "validation")
+    real = Fixed.__init__
+
+    def with_media(self: Fixed, artifacts: list[dict[str, MediaArtifact]]) -> None:
+        real(self, artifacts)
+        for trajectory in self.trajectories:
+            trajectory.request = replace(trajectory.request, media=GIVEN)
+
+    monkeypatch.setattr(Fixed, "__init__", with_media)
+    for step in (0, 20):
+        validate(folder, [{"image": picture()}, {"image": picture(1)}], step, images=1)
+    return folder
+
+
+def test_input_media_are_kept_beside_the_samples_that_are_shown(conditioned_run):
+    folder = conditioned_run / "validation" / "step_000000"
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert rows[0]["inputs"] == {"first_frame": "inputs/0000-first_frame.png", "question": "inputs/0000-question.wav"}
+    assert "inputs" not in rows[1], "bounded, as the samples are"
+    assert torch.equal(decode(folder / rows[0]["inputs"]["first_frame"], "x", "image", "x").data, picture(3).data)
+    assert sorted(path.name for path in (folder / "inputs").iterdir()) == ["0000-first_frame.png", "0000-question.wav"]
+
+
+def test_the_report_shows_what_came_with_a_prompt_once(conditioned_run):
+    text = write_report(conditioned_run).read_text()
+    assert text.count('class="input"') == 2
+    assert (text.count("first_frame given with"), text.count("question given with")) == (1, 1)
+    assert text.count("<audio") == 1
+    page = parsed(write_report(conditioned_run))
+    assert all(reference.startswith(("data:", "#")) for reference in page.references)
+
+
+def test_inputs_that_are_gone_or_damaged_are_shown_as_missing(conditioned_run):
+    folder = conditioned_run / "validation" / "step_000000"
+    (folder / "inputs" / "0000-first_frame.png").unlink()
+    page = parsed(write_report(conditioned_run))
+    assert "no first_frame given with prompt 0" in page.text
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for odd in ("x", [1], {"a": 3}, None):
+        lines = [json.dumps(row | {"inputs": odd}) + "\n" for row in rows]
+        (folder / "samples.jsonl").write_text("".join(lines))
+        parsed(write_report(conditioned_run))

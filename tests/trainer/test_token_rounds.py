@@ -87,7 +87,7 @@ def produce(equal: str, **options: Any) -> tuple[Producer, Scored, list[ScoredGr
         config=CONFIG,
         sampler=PromptSampler(ROWS, 2, shuffle=False, seed=0),
         algorithm=algorithm("dapo", **options),
-        schedule=None,
+        requests=drawing(CONFIG, algorithm("dapo", **options), None),
         rollout=scored,  # type: ignore[arg-type]
         reward=scored,  # type: ignore[arg-type]
         buffer=buffer,

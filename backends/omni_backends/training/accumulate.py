@@ -69,7 +69,7 @@ def _backward(
     beside: dict[str, Any] = {}
     if trained:
         with torch.no_grad():
-            beside = {policy: forward(micro, step) for policy, forward in others.items()}
+            beside = {policy: forward(micro.compared(policy), step) for policy, forward in others.items()}
     with torch.set_grad_enabled(trained):
         scored = micro.forward(adapter, step)
     if trained:

@@ -1,4 +1,5 @@
-"""Copies of the trained tensors beside the current ones: the moving average, the old and the reference policy."""
+"""Copies of the trained tensors beside the current ones: the moving average, the old and the reference policy, and one
+that is trained itself."""
 
 from __future__ import annotations
 
@@ -38,6 +39,24 @@ class PolicyCopy(torch.nn.Module):
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set the copy bit for bit."""
         self.blend(tensors, 0.0)
+
+
+class TrainedCopy(PolicyCopy):
+    """A copy with a training of its own: its tensors are parameters."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__({})
+        self._names = list(tensors)
+        for index, tensor in enumerate(tensors.values()):
+            copy = tensor.detach().to(torch.float32, copy=True)
+            self.register_parameter(f"tensor_{index}", torch.nn.Parameter(copy))
+
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters by canonical name."""
+        return dict(zip(self._names, self.parameters(), strict=True))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.named().items()}
 
 
 class Ema(PolicyCopy):

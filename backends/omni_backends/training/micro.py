@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from omni_portable.contracts.algorithm import TrainBatch
+from omni_portable.contracts.algorithm import Policy, TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, DataError
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import Conditioning, Trajectory
@@ -82,6 +82,10 @@ class MicroBatch(ABC):
     @abstractmethod
     def forward(self, adapter: Any, step: int) -> Any:
         """Run row `step` (0..W-1) of every sample under the adapter's present weights; has a `log_prob`."""
+
+    def compared(self, policy: Policy) -> MicroBatch:
+        """The rows that another policy runs in the places of these; the same ones, unless a kind says otherwise."""
+        return self
 
     def recorded(self, scored: Any) -> torch.Tensor:
         """(B,) or (B, several) detached log-probs of one forward, for the step's record."""

@@ -6,7 +6,7 @@ them, and neither packing nor the number of processes changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,14 +36,15 @@ STREAM = "train"
 
 @dataclass(frozen=True)
 class NoisedBatch(MicroBatch):
-    """B clean samples with W rows each. Guidance does not run: rows train the conditional prediction.
+    """B samples with W rows each.
 
     Args:
         schedule: for the model's timestep scale.
-        clean: (B, ...) fp32 on the device.
+        clean: (W, B, ...) fp32 on the device.
         noise: (W, B, ...) fp32 on the device.
         sigmas: (W, B) fp32 on the device.
         streams: name -> [start, stop) in a sample's flattened latents.
+        guidance_scale: 1, unless it is a guided policy's turn: rows train the conditional prediction.
     """
 
     common: Common
@@ -52,6 +53,7 @@ class NoisedBatch(MicroBatch):
     noise: torch.Tensor
     sigmas: torch.Tensor
     streams: Mapping[str, tuple[int, int]]
+    guidance_scale: float = 1.0
 
     @property
     def num_steps(self) -> int:
@@ -61,7 +63,10 @@ class NoisedBatch(MicroBatch):
     def forward(self, adapter: DiffusionAdapter, step: int) -> Scored:
         """Velocity at noise level `step` of every sample."""
         timesteps = self.sigmas[step] * self.schedule.timestep_scale
-        velocity = adapter.velocity(self._noisy(step), timesteps, self.common.conditioning, 1.0)
+        negative = self.common.negative if self.guidance_scale != 1.0 else None
+        velocity = adapter.velocity(
+            self._noisy(step), timesteps, self.common.conditioning, self.guidance_scale, negative
+        )
         none = torch.full_like(self.sigmas[step], torch.nan)
         return Scored(velocity, none, velocity, none, none)
 
@@ -70,7 +75,7 @@ class NoisedBatch(MicroBatch):
         velocities = {f"{policy}_velocity": take(other.velocity, rows) for policy, other in others.items()}
         denoising = Denoising(
             velocity=take(scored.velocity, rows),
-            clean=take(self.clean, rows),
+            clean=take(self.clean[step], rows),
             noise=take(self.noise[step], rows),
             noisy=take(self._noisy(step), rows),
             sigma=take(self.sigmas[step], rows),
@@ -88,8 +93,9 @@ class NoisedBatch(MicroBatch):
         )
 
     def _noisy(self, step: int) -> torch.Tensor:
-        sigma = expand_rows(self.sigmas[step], self.clean)
-        return (1.0 - sigma) * self.clean + sigma * self.noise[step]
+        clean = self.clean[step]
+        sigma = expand_rows(self.sigmas[step], clean)
+        return (1.0 - sigma) * clean + sigma * self.noise[step]
 
 
 def noised_batches(
@@ -107,11 +113,7 @@ def noised_batches(
     if len(keys) != len(batch.trajectories):
         raise DataError(f"{len(keys)} noise keys for {len(batch.trajectories)} samples")
     samples = denoised(batch.trajectories)
-    schedule = samples[0].request.schedule
-    levels = algorithm.noise_levels(schedule, keys, batch.seed)
-    check_shape("noise levels", levels, (len(keys), levels.shape[-1]))
-    if not bool(((levels > 0) & (levels <= 1)).all()):
-        raise DataError(f"algorithm '{algorithm.name}' asked for noise levels outside (0, 1]")
+    levels = checked_levels(algorithm, samples[0].request.schedule, keys, batch.seed)
     streams = adapter.latent_streams(samples[0].request.extent)
     for part in slices:
         trajectories = samples[part]
@@ -120,15 +122,40 @@ def noised_batches(
             lambda t: {"schedule": t.request.schedule.fingerprint, "latent shape": tuple(t.final_latents.shape)},
         )
         clean = torch.stack([t.final_latents.detach() for t in trajectories]).to(device, torch.float32)
-        drawn = [
-            torch.stack([normal(noise_seed(batch.seed, key, 0, w, STREAM), clean.shape[1:]) for key in keys[part]])
-            for w in range(levels.shape[1])
-        ]
-        yield NoisedBatch(
+        yield with_noise(
             common=pack_common(adapter, batch, weights, part, device),
             schedule=trajectories[0].request.schedule,
-            clean=clean,
-            noise=torch.stack(drawn).to(device),
+            clean=clean.expand(levels.shape[1], *clean.shape),
             sigmas=levels[part].T.to(device, torch.float32).contiguous(),
             streams=streams,
+            keys=keys[part],
+            seed=batch.seed,
         )
+
+
+def checked_levels(algorithm: Algorithm, schedule: Schedule, keys: Sequence[str], seed: int) -> torch.Tensor:
+    """(N, W) fp32 noise levels as the algorithm wants them; `DataError` where they do not fit the samples."""
+    levels = algorithm.noise_levels(schedule, keys, seed)
+    check_shape("noise levels", levels, (len(keys), levels.shape[-1]))
+    if not bool(((levels > 0) & (levels <= 1)).all()):
+        raise DataError(f"algorithm '{algorithm.name}' asked for noise levels outside (0, 1]")
+    return levels
+
+
+def with_noise(
+    *,
+    common: Common,
+    schedule: Schedule,
+    clean: torch.Tensor,
+    sigmas: torch.Tensor,
+    streams: Mapping[str, tuple[int, int]],
+    keys: Sequence[str],
+    seed: int,
+) -> NoisedBatch:
+    """Rows of clean samples (W, B, ...) at levels (W, B), with the noise of (seed, key, row number)."""
+    shape = clean.shape[2:]
+    drawn = [
+        torch.stack([normal(noise_seed(seed, key, 0, row, STREAM), shape) for key in keys])
+        for row in range(sigmas.shape[0])
+    ]
+    return NoisedBatch(common, schedule, clean, torch.stack(drawn).to(clean.device), sigmas, streams)

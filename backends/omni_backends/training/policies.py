@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from omni_backends.training.ema import Ema, PolicyCopy
+from omni_backends.training.ema import Ema, PolicyCopy, TrainedCopy
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.models.lora import lora_layers
@@ -46,6 +46,9 @@ class Policies:
             self.copies["old"] = PolicyCopy(masters)
         if requires.reference_policy and not self._base_is_reference:
             self.copies["reference"] = PolicyCopy(masters)
+        self.fake = TrainedCopy(masters) if requires.fake_score else None
+        if self.fake is not None:
+            self.copies["fake"] = self.fake
 
     def after_step(self) -> None:
         """Take the weights of a finished optimizer step into the average, where one is kept."""
@@ -68,6 +71,11 @@ class Policies:
             return lora_disabled(self._module)
         return swapped_in(self._parameters, self._copy(policy).tensors())
 
+    def standing_in(self, policy: str) -> AbstractContextManager[None]:
+        """As :meth:`running`, for whole forward and backward passes: gradients gather where those of the current policy
+        would, so there must be none of them meanwhile."""
+        return exchanged(self._parameters, self._copy(policy).tensors())
+
     def tensors(self, policy: str) -> dict[str, torch.Tensor]:
         """Trainable tensors of `policy` in the parameters' dtypes, detached (of 'current': the live ones)."""
         if policy == "current":
@@ -79,7 +87,7 @@ class Policies:
         if policy not in self.copies:
             raise CapabilityError(
                 f"this run keeps no '{policy}' policy of its own weights",
-                remedy="'ema' needs actor.ema_decay > 0; 'old' and 'reference' are kept if the algorithm requires them",
+                remedy="'ema' needs actor.ema_decay > 0; the others are kept if the algorithm requires them",
                 choices=("current", *self.copies),
             )
         return self.copies[policy]
@@ -87,12 +95,19 @@ class Policies:
 
 @contextmanager
 def swapped_in(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """:func:`exchanged`, for forwards without gradient only."""
+    _refuse_gradients("weights are swapped")
+    with exchanged(parameters, tensors):
+        yield
+
+
+@contextmanager
+def exchanged(parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Let the parameters stand for other tensors of the same names, rounded to the parameters' dtypes.
 
-    Storages are exchanged, not copied, so the parameters' own values come back bit for bit. Only for use without
-    gradients: a graph that is still to be differentiated must not be open.
+    Storages are exchanged, not copied, so the parameters' own values come back bit for bit. A graph that was built
+    outside must not be differentiated inside, nor the other way round.
     """
-    _refuse_gradients("weights are swapped")
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

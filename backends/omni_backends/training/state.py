@@ -5,6 +5,7 @@ Files of a folder (no pickle anywhere):
 - ``weights.safetensors``: fp32 masters of the trained tensors by canonical name; ``ema``, ``old`` and ``reference``
   likewise where the run keeps them;
 - ``optimizer.safetensors``: '<slot>/<name>' of AdamW, see `optim.SLOTS`;
+- where a second network is trained, ``fake.safetensors`` and ``fake_optimizer.safetensors`` likewise;
 - ``engine.json``: counters, what was trained, and size and blake2b-128 of every other file.
 """
 
@@ -14,8 +15,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +33,14 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class OptimizerState:
+    """Steps done, and the parameters that have state, of one optimizer."""
+
+    optimizer_steps: int
+    updated: list[str]
+
+
+@dataclass(frozen=True)
 class EngineState:
     """What ``engine.json`` says beside the files' hashes.
 
@@ -40,6 +50,7 @@ class EngineState:
         optimizer_steps: optimizer steps done.
         lr: learning rate of the next step, for people; it follows from the steps and the configuration.
         updated: parameters that have optimizer state.
+        others: name of a further trained network -> the same of its optimizer.
     """
 
     mode: str
@@ -47,6 +58,7 @@ class EngineState:
     optimizer_steps: int
     lr: float
     updated: list[str]
+    others: Mapping[str, OptimizerState] = field(default_factory=dict)
 
 
 def write_state(folder: Path, state: EngineState, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -93,10 +105,15 @@ def read_state(folder: Path) -> tuple[EngineState, dict[str, dict[str, object]]]
             optimizer_steps=int(document["optimizer_steps"]),
             lr=float(document["lr"]),
             updated=[str(name) for name in document["updated"]],
+            others={str(name): _optimizer_state(entry) for name, entry in document.get("others", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"checkpoint file {path} is incomplete: {type(error).__name__} {error}") from error
     return state, files
+
+
+def _optimizer_state(entry: Mapping[str, Any]) -> OptimizerState:
+    return OptimizerState(int(entry["optimizer_steps"]), [str(name) for name in entry["updated"]])
 
 
 def read_part(

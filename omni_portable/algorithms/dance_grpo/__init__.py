@@ -1,4 +1,9 @@
-"""DanceGRPO (arXiv 2505.07818): Flow-GRPO's objective with DanceGRPO's SDE. Loads without torch."""
+"""DanceGRPO (arXiv 2505.07818): Flow-GRPO's objective with DanceGRPO's SDE. Loads without torch.
+
+A noisy step from sigma to sigma' = sigma + dt, with x0 = x - sigma v and eta = noise_level:
+
+    x' = x + v dt - 1/2 eta^2 s dt + eta sqrt(-dt) e,    score s = -(x - (1 - sigma) x0) / sigma^2
+"""
 
 from __future__ import annotations
 

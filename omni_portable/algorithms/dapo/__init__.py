@@ -1,4 +1,8 @@
-"""DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-mean loss, overlong shaping. Loads without torch."""
+"""DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-mean loss, overlong shaping. Loads without torch.
+
+GRPO's loss with clip range [1 - clip_low, 1 + clip_high], clip_high above clip_low, as the mean over all tokens of a
+mini-batch. Groups of equal rewards are left out and drawn again (`refill_rounds`).
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class DAPO(DualClipAlgorithm):
         self.refill_rounds = options.refill_rounds
 
     def shape_rewards(self, rewards: torch.Tensor, lengths: torch.Tensor, budgets: torch.Tensor) -> torch.Tensor:
-        """Minus overlong_penalty * (how far a response reaches into the last `overlong_buffer` tokens, 0 to 1)."""
+        """r - overlong_penalty clamp((length - (max_new_tokens - overlong_buffer)) / overlong_buffer, 0, 1)."""
         buffer = self.options.overlong_buffer
         if not buffer:
             return rewards

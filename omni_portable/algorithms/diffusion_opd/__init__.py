@@ -1,4 +1,8 @@
-"""On-policy distillation of diffusion models: the student's own rollouts, the teacher's predictions. Torch-free."""
+"""On-policy distillation of diffusion models: the student's own rollouts, the teacher's predictions. Torch-free.
+
+On the noisy steps of the student's rollouts, distill_coef times KL(N(mu, std^2), N(mu_teacher, std^2)) per latent
+element, that is mean((mu - mu_teacher)^2) / (2 std^2), or mean((v - v_teacher)^2). As in VeRL-Omni's distillation.
+"""
 
 from __future__ import annotations
 

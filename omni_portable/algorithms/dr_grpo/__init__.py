@@ -1,4 +1,8 @@
-"""Dr. GRPO (arXiv 2503.20783): GRPO without its biases of length and of difficulty. Loads without torch."""
+"""Dr. GRPO (arXiv 2503.20783): GRPO without its biases of length and of difficulty. Loads without torch.
+
+A = r - mean of the group, not divided by its std; a sequence's loss is the sum over its tokens divided by
+max_new_tokens, not by its own length.
+"""
 
 from __future__ import annotations
 

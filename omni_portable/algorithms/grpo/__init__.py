@@ -1,4 +1,7 @@
-"""GRPO on tokens (arXiv 2402.03300): group-relative advantages and a clipped ratio per token. Loads without torch."""
+"""GRPO on tokens (arXiv 2402.03300): group-relative advantages and a clipped ratio per token. Loads without torch.
+
+Every token of a response has the response's advantage A = (r - mean of its group) / (std of its group + epsilon).
+"""
 
 from omni_portable.algorithms.token_options import DualClipOptions
 from omni_portable.contracts.registry import PluginSpec

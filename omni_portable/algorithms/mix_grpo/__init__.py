@@ -1,4 +1,8 @@
-"""MixGRPO (arXiv 2507.21802): Flow-GRPO in a short window of stochastic steps that slides. Loads without torch."""
+"""MixGRPO (arXiv 2507.21802): Flow-GRPO in a short window of stochastic steps that slides. Loads without torch.
+
+Steps start .. start + window_size - 1 are noisy and trained on, all others are ODE steps. 'progressive': start =
+min(low + window_size floor((round - 1) / rounds_per_window), high - window_size); 'random': drawn for each rollout.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """OmniNFT: DiffusionNFT over the streams (video, audio) of joint latents, each normalised by itself.
 
-Loads without torch."""
+Loads without torch.
+
+DiffusionNFT's self-normalised errors and means are taken over the elements of one stream s at a time, which gives L_s.
+"""
 
 from __future__ import annotations
 

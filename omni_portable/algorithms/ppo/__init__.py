@@ -1,4 +1,7 @@
-"""PPO's clipped policy gradient with dual clip (arXiv 1707.06347, 1912.09729), without a critic. Torch-free."""
+"""PPO's clipped policy gradient with dual clip (arXiv 1707.06347, 1912.09729), without a critic. Torch-free.
+
+A = (r - baseline) / (std + epsilon) at every token of a response; see `baseline`.
+"""
 
 from __future__ import annotations
 

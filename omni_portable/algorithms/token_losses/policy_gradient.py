@@ -79,7 +79,9 @@ def ppo_clip_loss(
     dual_clip: float = 3.0,
     aggregation: Aggregation = "token-mean",
 ) -> TokenLoss:
-    """PPO's clipped surrogate per token; where A < 0 the loss is also capped at -A dual_clip.
+    """max(-A rho, -A clip(rho, 1 - low, 1 + high)) per token, rho = exp(lp - lp_old) with the difference in +- 20.
+
+    Where A < 0 it is also capped at -A dual_clip.
 
     Args:
         log_prob / old_log_prob / advantages / mask: (B, T) fp32; log_prob with gradient.
@@ -104,7 +106,7 @@ def gspo_loss(
     clip_high: float,
     aggregation: Aggregation = "seq-mean-token-mean",
 ) -> TokenLoss:
-    """Clipped surrogate on the sequence's length-normalised ratio s = exp(mean over its tokens of lp - lp_old).
+    """max(-A s, -A clip(s, 1 - low, 1 + high)) per token, s = exp(mean over the sequence's tokens of lp - lp_old).
 
     Every token carries the value of s and the gradient of its own log-prob (stop-gradient trick);
     log s is capped at 10.

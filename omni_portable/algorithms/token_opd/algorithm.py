@@ -23,7 +23,11 @@ class TokenOPD(TokenAlgorithmBase):
         self.needs_logits = options.objective == "full"
 
     def policy_terms(self, replay: TokenReplay, rows: TokenRows) -> TokenTerms:
-        """distill_coef times the objective, per token."""
+        """distill_coef times the objective, per token.
+
+        'full': KL(student, teacher) over the vocabulary; 'sampled': PPO's clipped loss without dual clip, with
+        A = log p_teacher - log p of the sampled token.
+        """
         coef = self.options.distill_coef
         teacher = required(replay.teacher_log_prob, "teacher")
         gap = (replay.log_prob - teacher).detach()

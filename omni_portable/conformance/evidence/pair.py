@@ -19,8 +19,9 @@ from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Sched
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.data.prompts import load_prompts
+from omni_portable.models.extents import extent_of
 from omni_portable.trainer.preflight import prepare_algorithm
-from omni_portable.trainer.requests import extent_of, make_requests, round_seed
+from omni_portable.trainer.requests import make_requests, round_seed
 
 LEARNING_RATE = 1e-3
 """Of the one optimizer step that a check takes: large enough to show in any dtype, whatever the recipe trains with."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from omni_portable.conformance.context import Context
+from omni_portable.models.extents import extent_of
 from omni_portable.models.setup import load_adapter
 from omni_portable.models.weights import checksums
 from omni_portable.samplers.noise import normal
-from omni_portable.trainer.requests import extent_of
 
 PROMPTS = ("a red A", "two letters", "the word CAT", "x")
 LEARNING_RATE = 1e-3

@@ -40,6 +40,7 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": (),
         "guidance": True,
+        "check_extent": "omni_portable.models.flux.folder:check_extent",
         "outline": "omni_portable.models.flux.outline:outline",
         "tiny": "omni_portable.models.flux.tiny:build_tiny_flux",
     },

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.diffusers_folder import (
     SIDE,
     check_image_size,
@@ -15,6 +16,7 @@ from omni_portable.models.diffusers_folder import (
     number_list,
     read_configs,
     read_scheduler,
+    require_image,
 )
 from omni_portable.models.folders import whole_numbers
 
@@ -109,3 +111,9 @@ def read_folder(path: Path) -> FluxFolder:
         ],
     )
     return folder
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size that the folder's model does not draw."""
+    require_image("flux", extent)
+    read_folder(path).latent_shape(extent.height, extent.width)

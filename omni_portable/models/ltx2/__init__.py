@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -19,6 +20,19 @@ class LTX2Options:
     1."""
     guidance_rescale: float = 0.0
     """How far guided samples are brought back to the spread of unguided ones, 0 to 1; the stock pipeline has 0.7."""
+    stg_scale: float = 0.0
+    """Spatio-temporal guidance: how far samples move away from those of a transformer some of whose blocks skip their
+    self-attention; 1 is published for LTX-2.3, 0 is off. One more forward per step, also without
+    rollout.guidance_scale."""
+    audio_stg_scale: float = 0.0
+    """As `stg_scale`, of the sound; 0 means that of the video."""
+    stg_blocks: list[int] = field(default_factory=lambda: [28])
+    """Blocks that skip their self-attention, counted from 0: 28 is published for LTX-2.3, 29 for LTX-2."""
+    modality_scale: float = 1.0
+    """How far the video moves away from one drawn without its sound, and the other way round; 3 is published for
+    LTX-2.3, 1 is off. One more forward per step."""
+    audio_modality_scale: float = 0.0
+    """As `modality_scale`, of the sound; 0 means that of the video."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work (`ConfigError`)."""
@@ -29,6 +43,13 @@ class LTX2Options:
                 f"model.options.audio_guidance_scale is {self.audio_guidance_scale}; it must be 0 (as the video's) or "
                 "above"
             )
+        least_of = {"stg_scale": 0, "audio_stg_scale": 0, "modality_scale": 1, "audio_modality_scale": 1}
+        for key, least in least_of.items():
+            value = getattr(self, key)
+            if not least <= value < math.inf and not (key == "audio_modality_scale" and value == 0):
+                raise ConfigError(f"model.options.{key} is {value}; it must be at least {least} and finite")
+        if (self.stg_scale or self.audio_stg_scale) and not self.stg_blocks:
+            raise ConfigError("model.options.stg_blocks is empty, but model.options.stg_scale needs at least one block")
         if not 0 <= self.guidance_rescale <= 1:
             raise ConfigError(f"model.options.guidance_rescale is {self.guidance_rescale}; it must be in [0, 1]")
 
@@ -43,6 +64,7 @@ SPEC = PluginSpec(
         "artifacts": {"video": "video", "audio": "audio"},
         "inputs": (),
         "guidance": True,
+        "check_extent": "omni_portable.models.ltx2.folder:check_extent",
         "outline": "omni_portable.models.ltx2.outline:outline",
         "tiny": "omni_portable.models.ltx2.tiny:build_tiny_ltx2",
     },

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
 
-from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
 from omni_portable.contracts.rollout import Conditioning, Extent, Schedule
@@ -22,6 +20,7 @@ from omni_portable.models.ltx2 import LTX2Options
 from omni_portable.models.ltx2.coders import Coders
 from omni_portable.models.ltx2.folder import read_folder
 from omni_portable.models.ltx2.layout import LAYOUT
+from omni_portable.models.ltx2.perturbed import perturbations
 from omni_portable.models.ltx2.positions import AUDIO, VIDEO, token_positions
 from omni_portable.models.ltx2.text import TextEncoder
 from omni_portable.models.streams import Shapes, bounds, elements, join, split
@@ -35,16 +34,13 @@ class LTX2Adapter(DiffusersAdapter):
 
     family = "ltx2"
     layout = LAYOUT
+    read_folder = staticmethod(read_folder)
 
     def __init__(self, load: ModelLoad) -> None:
         self.options = family_options(load, LTX2Options, self.family)
         self.folder = read_folder(load.path)
+        self._perturbations = perturbations(self.options, self.folder)
         super().__init__(load)
-
-    @classmethod
-    def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Needs of transformer and text encoder; VAEs and vocoder have no attention."""
-        return read_folder(path).attention_requests(dtype, training)
 
     def encode(
         self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent
@@ -80,23 +76,36 @@ class LTX2Adapter(DiffusersAdapter):
         guidance_scale: float,
         negative: Conditioning | None = None,
     ) -> torch.Tensor:
-        """Model output (B, elements) fp32; guidance works on clean samples, per stream, from one forward of both halves
-        (see :func:`clean_space_guidance`)."""
+        """Model output (B, elements) fp32; guidance works on clean samples, per stream (see
+        :func:`clean_space_guidance`). Both halves of classifier-free guidance share a forward; spatio-temporal guidance
+        and isolation of the streams take one more each, whatever `guidance_scale`."""
         shapes = self._shapes(conditioning)
         sample = split(latents, shapes)
+        weaker: dict[str, list[tuple[float, torch.Tensor]]] = {name: [] for name in shapes}
+
+        def compare(weights: Mapping[str, float], predicted: Mapping[str, torch.Tensor]) -> None:
+            for name, velocity in predicted.items():
+                weaker[name].append((weights[name], velocity))
+
         if guidance_scale == 1.0:
-            return join(self._forward(sample, timesteps, conditioning), shapes)
-        both = both_halves(require_negative(negative, guidance_scale), conditioning)
-        doubled = {name: twice(tensor) for name, tensor in sample.items()}
-        output = self._forward(doubled, twice(timesteps), both)
-        sigma = timesteps / self._timestep_scale
-        scales = {"video": guidance_scale, "audio": self.options.audio_guidance_scale or guidance_scale}
-        guided: dict[str, torch.Tensor] = {}
-        for name in shapes:
-            low, high = output[name].chunk(2)
-            rescale = self.options.guidance_rescale
-            guided[name] = clean_space_guidance(sample[name], sigma, low, high, scales[name], rescale)
-        return join(guided, shapes)
+            positive = self._forward(sample, timesteps, conditioning)
+        else:
+            both = both_halves(require_negative(negative, guidance_scale), conditioning)
+            doubled = {name: twice(tensor) for name, tensor in sample.items()}
+            halves = {name: t.chunk(2) for name, t in self._forward(doubled, twice(timesteps), both).items()}
+            positive = {name: high for name, (_, high) in halves.items()}
+            sound = self.options.audio_guidance_scale or guidance_scale
+            weights = {"video": guidance_scale - 1.0, "audio": sound - 1.0}
+            compare(weights, {name: low for name, (low, _) in halves.items()})
+        for guidance in self._perturbations:
+            compare(guidance.weights, self._forward(sample, timesteps, conditioning, guidance.arguments))
+        if not any(weaker.values()):
+            return join(positive, shapes)
+        sigma, rescale = timesteps / self._timestep_scale, self.options.guidance_rescale
+        return join(
+            {name: clean_space_guidance(sample[name], sigma, positive[name], weaker[name], rescale) for name in shapes},
+            shapes,
+        )
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
@@ -132,7 +141,11 @@ class LTX2Adapter(DiffusersAdapter):
         }
 
     def _forward(
-        self, streams: Mapping[str, torch.Tensor], timesteps: torch.Tensor, conditioning: Conditioning
+        self,
+        streams: Mapping[str, torch.Tensor],
+        timesteps: torch.Tensor,
+        conditioning: Conditioning,
+        perturbed: Mapping[str, Any] | None = None,
     ) -> dict[str, torch.Tensor]:
         model: Any = self.transformer
         mask = conditioning.get("prompt_mask")
@@ -148,6 +161,7 @@ class LTX2Adapter(DiffusersAdapter):
             video_coords=conditioning[VIDEO],
             audio_coords=conditioning[AUDIO],
             return_dict=False,
+            **(perturbed or {}),
         )
         return {"video": video.float(), "audio": audio.float()}
 

@@ -37,6 +37,7 @@ _NUMBERS = {
     "transformer": (
         "in_channels",
         "out_channels",
+        "num_layers",
         "attention_head_dim",
         "audio_in_channels",
         "audio_attention_head_dim",
@@ -208,3 +209,8 @@ def _cross_check(folder: LTX2Folder) -> None:
         ),
     ]
     cross_check(folder.path, facts)
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size, length or frame rate that the folder's model does not draw."""
+    read_folder(path).shapes(extent)

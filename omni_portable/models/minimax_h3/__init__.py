@@ -46,6 +46,7 @@ SPEC = PluginSpec(
         "artifacts": {"video": "video", "audio": "audio"},
         "inputs": {"first_frame": "image", "last_frame": "image"},
         "guidance": False,
+        "check_extent": "omni_portable.models.minimax_h3.folder:check_extent",
         "outline": "omni_portable.models.minimax_h3.outline:outline",
         "tiny": "omni_portable.models.minimax_h3.tiny:build_tiny_minimax_h3",
     },

@@ -11,13 +11,11 @@ kept in the scale in which both run on one clock (see `models.flow_shift`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import MiniMaxH3Transformer3DModel
 
-from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ModelError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
@@ -45,6 +43,7 @@ class MiniMaxH3Adapter(DiffusersAdapter):
 
     family = "minimax_h3"
     layout = LAYOUT
+    read_folder = staticmethod(read_folder)
 
     def __init__(self, load: ModelLoad) -> None:
         self.options = family_options(load, MiniMaxH3Options, self.family)
@@ -52,11 +51,6 @@ class MiniMaxH3Adapter(DiffusersAdapter):
         self._shift = self.options.shift or self.folder.shift
         self._sound = ShiftedStream(self._shift / (self.options.audio_shift or self.folder.audio_shift))
         super().__init__(load)
-
-    @classmethod
-    def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Needs of transformer and text encoder."""
-        return read_folder(path).attention_requests(dtype, training)
 
     def encode(
         self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent

@@ -225,3 +225,8 @@ def _cross_check(folder: MiniMaxH3Folder) -> None:
         (len(audio["latents_std"]), audio["latent_channels"], "the length of latents_std", "audio VAE channels"),
     ]
     cross_check(folder.path, facts)
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size, length or frame rate that the folder's model does not draw."""
+    read_folder(path).shapes(extent)

@@ -36,7 +36,11 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": (),
         "guidance": True,
+        "check_extent": "omni_portable.models.qwen_image.folder:check_extent",
         "outline": "omni_portable.models.qwen_image.outline:outline",
-        "tiny": "omni_portable.models.qwen_image.tiny:build_tiny_qwen_image",
+        "tiny": {
+            "": "omni_portable.models.qwen_image.tiny:build_tiny_qwen_image",
+            "teacher": "omni_portable.models.qwen_image.tiny:build_tiny_qwen_image_teacher",
+        },
     },
 )

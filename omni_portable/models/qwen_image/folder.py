@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.diffusers_folder import (
     SIDE,
     check_image_size,
@@ -16,6 +17,7 @@ from omni_portable.models.diffusers_folder import (
     read_configs,
     read_scheduler,
     refuse_features,
+    require_image,
 )
 from omni_portable.models.folders import whole_numbers
 
@@ -134,3 +136,9 @@ def _check_values(folder: QwenImageFolder) -> None:
         ],
     )
     whole_numbers(path / "text_encoder" / "config.json", folder.text, TEXT_NUMBERS)
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size that the folder's model does not draw."""
+    require_image("qwen_image", extent)
+    read_folder(path).latent_shape(extent.height, extent.width)

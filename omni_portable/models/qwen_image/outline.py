@@ -28,5 +28,6 @@ outline = FolderOutline(
     {
         "Qwen/Qwen-Image": requests(128, 128, 384),
         "tiny:qwen_image": requests(16, 8, 8),
+        "tiny:qwen_image/teacher": requests(16, 8, 8),
     },
 )

@@ -54,6 +54,11 @@ def build_tiny_qwen_image(
     return path
 
 
+def build_tiny_qwen_image_teacher(path: Path) -> Path:
+    """Other weights than :func:`build_tiny_qwen_image` has by default, for it to be distilled from."""
+    return build_tiny_qwen_image(path, seed=1)
+
+
 def tiny_transformer(
     layers: int, heads: int, latent_channels: int, text_hidden: int, **switches: Any
 ) -> QwenImageTransformer2DModel:

@@ -42,6 +42,7 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": dict.fromkeys(IMAGES, "image"),
         "guidance": True,
+        "check_extent": "omni_portable.models.qwen_image_edit.folder:check_extent",
         "outline": "omni_portable.models.qwen_image_edit.outline:outline",
         "tiny": {
             "": "omni_portable.models.qwen_image_edit.tiny:build_tiny_qwen_image_edit_plus",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ModelError
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.autoregressive.vision_settings import VisionSettings, read_settings
-from omni_portable.models.diffusers_folder import cross_check
+from omni_portable.models.diffusers_folder import cross_check, require_image
 from omni_portable.models.folders import read_json, whole_numbers
 from omni_portable.models.qwen_image.folder import QwenImageFolder
 from omni_portable.models.qwen_image.folder import read_folder as read_qwen_image
@@ -66,3 +67,9 @@ def read_folder(path: Path) -> EditFolder:
         ],
     )
     return EditFolder(**vars(images), plus=name == PLUS, vision=vision)
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size that the folder's model does not draw."""
+    require_image("qwen_image_edit", extent)
+    read_folder(path).latent_shape(extent.height, extent.width)

@@ -45,7 +45,11 @@ SPEC = PluginSpec(
         "artifacts": {"image": "image"},
         "inputs": (),
         "guidance": True,
+        "check_extent": "omni_portable.models.sd3.folder:check_extent",
         "outline": "omni_portable.models.sd3.outline:outline",
-        "tiny": "omni_portable.models.sd3.tiny:build_tiny_sd3",
+        "tiny": {
+            "": "omni_portable.models.sd3.tiny:build_tiny_sd3",
+            "teacher": "omni_portable.models.sd3.tiny:build_tiny_sd3_teacher",
+        },
     },
 )

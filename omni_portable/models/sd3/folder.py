@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ModelError
+from omni_portable.contracts.rollout import Extent
 from omni_portable.models.diffusers_folder import (
     Fact,
     check_image_size,
@@ -16,6 +17,7 @@ from omni_portable.models.diffusers_folder import (
     number_list,
     read_configs,
     read_scheduler,
+    require_image,
 )
 from omni_portable.models.folders import check_component_class, component_class, read_json, whole_numbers
 
@@ -179,3 +181,9 @@ def _cross_check(folder: SD3Folder) -> None:
             f"{folder.path} does not fit together: the CLIPs' hidden_size is {width}, more than the "
             f"transformer's joint_attention_dim {joint}"
         )
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size that the folder's model does not draw."""
+    require_image("sd3", extent)
+    read_folder(path).latent_shape(extent.height, extent.width)

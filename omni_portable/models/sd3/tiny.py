@@ -82,6 +82,13 @@ def build_tiny_sd3(
     return path
 
 
+def build_tiny_sd3_teacher(path: Path) -> Path:
+    """A random model of the shapes of the packaged one ('builtin:glyph-sd3'), for it to be distilled from."""
+    return build_tiny_sd3(
+        path, seed=1, layers=3, heads=3, head_dim=32, qk_norm="rms_norm", clip_width=64, joint_width=128
+    )
+
+
 def _clip(suffix: str, encoders: Sequence[str], width: int, tokens: int) -> dict[str, object]:
     names = (f"text_encoder{suffix}", f"tokenizer{suffix}")
     present = names[0] in encoders

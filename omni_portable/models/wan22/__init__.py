@@ -46,6 +46,7 @@ SPEC = PluginSpec(
         "artifacts": {"video": "video"},
         "inputs": {"first_frame": "image", "last_frame": "image"},
         "guidance": True,
+        "check_extent": "omni_portable.models.wan22.folder:check_extent",
         "outline": "omni_portable.models.wan22.outline:outline",
         "tiny": {
             "": "omni_portable.models.wan22.tiny:build_tiny_wan22",

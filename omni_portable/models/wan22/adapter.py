@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
 
-from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ArtifactError, ConfigError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.model import ModelLoad
@@ -23,6 +21,7 @@ from omni_portable.models.video import video_artifact, video_pixels
 from omni_portable.models.wan22 import Wan22Options
 from omni_portable.models.wan22.condition import frame_condition
 from omni_portable.models.wan22.experts import HIGH_NOISE, LOW_NOISE, TRAINED, Experts
+from omni_portable.models.wan22.first_frame import encoded_frame, no_frame, token_timesteps, towards_frame, with_frame
 from omni_portable.models.wan22.folder import TRAIN_TIMESTEPS, read_folder
 from omni_portable.models.wan22.layout import LAYOUT
 from omni_portable.models.wan22.schedule import folder_shift, wan_schedule
@@ -38,6 +37,7 @@ class Wan22Adapter(DiffusersAdapter):
 
     family = "wan22"
     layout = LAYOUT
+    read_folder = staticmethod(read_folder)
 
     def __init__(self, load: ModelLoad) -> None:
         self.options = family_options(load, Wan22Options, self.family)
@@ -49,15 +49,12 @@ class Wan22Adapter(DiffusersAdapter):
             )
         super().__init__(load)
 
-    @classmethod
-    def attention_requests(cls, path: Path, dtype: str, training: bool) -> list[AttentionRequest]:
-        """Needs of the transformer; encoder and VAE have one implementation each."""
-        return read_folder(path).attention_requests(dtype, training)
-
     def encode(
         self, prompts: Sequence[str], media: Sequence[Mapping[str, MediaArtifact]] | None, extent: Extent
     ) -> list[Conditioning]:
-        """Per prompt 'prompt_embeds' (tokens, text width), and with a first frame 'condition' (channels, T, H, W) fp32.
+        """Per prompt 'prompt_embeds' (tokens, text width); of models that start from an image 'condition'
+        (channels, T, H, W) fp32, and of models with a timestep per token what `first_frame` says of a frame that may be
+        given.
 
         Raises:
             ArtifactError: a model that starts from an image was given none, or one of another size.
@@ -65,6 +62,9 @@ class Wan22Adapter(DiffusersAdapter):
         """
         text = self._loaded("text_encoder", self._text)
         found: list[Conditioning] = [text.encode(prompt) for prompt in prompts]
+        if self.folder.per_token_timesteps:
+            frames = media if media is not None else [{}] * len(prompts)
+            return [one | self._first_frame(named, extent) for one, named in zip(found, frames, strict=True)]
         if not self.folder.from_image:
             if media is not None and any(media):
                 raise ConfigError(
@@ -99,8 +99,28 @@ class Wan22Adapter(DiffusersAdapter):
         """Model output (B, C, T, H, W) fp32; with guidance v = v_neg + g (v_pos - v_neg), both from one forward.
 
         Rows above the boundary go through the high-noise expert, the others through the low-noise one, each with its
-        own guidance scale; rows of one expert share a forward.
+        own guidance scale; rows of one expert share a forward. Given first frames of a model with a timestep per token
+        move towards what is given (see `first_frame`).
         """
+        found = self._of_experts(latents, timesteps, conditioning, guidance_scale, negative)
+        if not self.folder.per_token_timesteps:
+            return found
+        return towards_frame(found, latents, timesteps / TRAIN_TIMESTEPS, conditioning)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
+        """Artifact 'video' per sample: uint8 (T, 3, H, W) on the CPU at the extent's frame rate."""
+        vae = self._loaded("vae", self._vae)
+        return [{"video": video_artifact(wan_decode(vae, row), extent.frame_rate)} for row in latents.unbind()]
+
+    def _of_experts(
+        self,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditioning: Conditioning,
+        guidance_scale: float,
+        negative: Conditioning | None,
+    ) -> torch.Tensor:
         parts = self._rows_of_experts(timesteps)
         if len(parts) == 1:
             expert, _ = parts[0]
@@ -112,12 +132,6 @@ class Wan22Adapter(DiffusersAdapter):
             outputs.append(self._guided(expert, latents[rows], timesteps[rows], own, guidance_scale, against))
             order.append(rows)
         return torch.cat(outputs)[torch.argsort(torch.cat(order))]
-
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor, extent: Extent) -> list[dict[str, MediaArtifact]]:
-        """Artifact 'video' per sample: uint8 (T, 3, H, W) on the CPU at the extent's frame rate."""
-        vae = self._loaded("vae", self._vae)
-        return [{"video": video_artifact(wan_decode(vae, row), extent.frame_rate)} for row in latents.unbind()]
 
     def schedule(self, num_steps: int, extent: Extent) -> Schedule:
         """Shifted even spacing (see :func:`wan_schedule`), with the option's shift or the folder's."""
@@ -164,9 +178,10 @@ class Wan22Adapter(DiffusersAdapter):
     ) -> torch.Tensor:
         model: Any = self.transformer
         if self.folder.per_token_timesteps:
-            patch = self.folder.patch
+            patch, frames = self.folder.patch, latents.shape[2]
             tokens = latents[0, 0].numel() // (patch[0] * patch[1] * patch[2])
-            timesteps = timesteps.unsqueeze(1).expand(-1, tokens)
+            timesteps = token_timesteps(timesteps, conditioning, tokens, tokens // (frames // patch[0]))
+            latents = with_frame(latents, conditioning)
         if "condition" in conditioning:
             latents = torch.cat([latents, conditioning["condition"].to(latents)], dim=1)
         inputs = {
@@ -183,6 +198,13 @@ class Wan22Adapter(DiffusersAdapter):
     def _condition(self, media: Mapping[str, MediaArtifact], extent: Extent) -> torch.Tensor:
         self.latent_shape(extent)
         return frame_condition(self._loaded("vae", self._vae), media, extent, self.folder.frames_per_latent)
+
+    @torch.no_grad()
+    def _first_frame(self, media: Mapping[str, MediaArtifact], extent: Extent) -> Conditioning:
+        shape = self.latent_shape(extent)
+        if not media:
+            return no_frame(shape, self.torch_device)
+        return encoded_frame(self._loaded("vae", self._vae), media, extent)
 
     def _load_transformer(self, load: ModelLoad) -> torch.nn.Module:
         models = []

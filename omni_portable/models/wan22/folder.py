@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.contracts.device import AttentionRequest
-from omni_portable.contracts.errors import ModelError
+from omni_portable.contracts.errors import ConfigError, ModelError
 from omni_portable.contracts.rollout import Extent
 from omni_portable.models.diffusers_folder import (
     Fact,
@@ -49,7 +49,7 @@ class Wan22Folder:
         experts: subfolders of the transformers, the high-noise one first.
         boundary_ratio: share of the timesteps from which on the high-noise expert works; None with one transformer.
         from_image: the transformer reads a condition beside the latents, and every prompt has a first frame.
-        per_token_timesteps: the transformer takes a timestep for each token.
+        per_token_timesteps: the transformer takes a timestep for each token, and a prompt may have a first frame.
     """
 
     path: Path
@@ -90,7 +90,16 @@ class Wan22Folder:
         step = self.frames_per_latent * self.patch[0]
         check_frame_count(self.path, step, 1, 1, extent.num_frames)
         frames = (extent.num_frames - 1) // self.frames_per_latent + 1
-        return int(self.vae["z_dim"]), frames, extent.height // pixels, extent.width // pixels
+        shape = frames, extent.height // pixels, extent.width // pixels
+        longest = int(self.transformer["rope_max_seq_len"])
+        for key, latents, patch in zip(("num_frames", "height", "width"), shape, self.patch, strict=True):
+            if latents // patch > longest:
+                raise ConfigError(
+                    f"rollout.{key} is {getattr(extent, key)}: {latents // patch} tokens along one side, {self.path} "
+                    f"has positions for {longest}",
+                    remedy=f"lower rollout.{key}",
+                )
+        return int(self.vae["z_dim"]), *shape
 
     def tokens(self, extent: Extent) -> int:
         """Tokens of the transformer for one video."""
@@ -114,11 +123,10 @@ def read_folder(path: Path) -> Wan22Folder:
         ModelError: no such folder, neither pipeline, a missing file or key, parts that do not fit together, or a model
             that reads image embeddings (Wan 2.1 image to video).
     """
-    from_image = (path / "model_index.json").is_file() and (
-        read_json(path / "model_index.json").get("_class_name") == IMAGE_TO_VIDEO
-    )
+    named = read_json(path / "model_index.json") if (path / "model_index.json").is_file() else {}
+    pipeline = IMAGE_TO_VIDEO if named.get("_class_name") == IMAGE_TO_VIDEO else TEXT_TO_VIDEO
     classes = {"transformer": TRANSFORMER, "vae": "AutoencoderKLWan", "text_encoder": "UMT5EncoderModel"}
-    configs = read_configs(path, IMAGE_TO_VIDEO if from_image else TEXT_TO_VIDEO, classes)
+    configs = read_configs(path, pipeline, classes)
     index = read_json(path / "model_index.json")
     second = component_class(index, "transformer_2")
     if second is not None:
@@ -131,7 +139,7 @@ def read_folder(path: Path) -> Wan22Folder:
         scheduler=read_scheduler(path),
         experts=("transformer",) if second is None else ("transformer", "transformer_2"),
         boundary_ratio=_boundary(path, index, second is not None),
-        from_image=from_image,
+        from_image=pipeline == IMAGE_TO_VIDEO and not named.get("expand_timesteps"),
         per_token_timesteps=bool(index.get("expand_timesteps")),
     )
     _check_values(folder)
@@ -184,3 +192,8 @@ def _cross_check(folder: Wan22Folder, second: Mapping[str, Any]) -> None:
         for key in (*_TRANSFORMER_NUMBERS, "patch_size")
     ]
     cross_check(folder.path, facts)
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """`ConfigError` for a size, length or frame rate that the folder's model does not draw."""
+    read_folder(path).latent_shape(extent)

@@ -44,16 +44,45 @@ def has_something(sample: Mapping[str, Any]) -> bool:
 def encode_image(validation: Validation, sample: Mapping[str, Any]) -> str:
     """A data URL: small PNG files as they are, larger pictures scaled down and compressed; empty without the file, or
     where it is damaged."""
+    return _encoded(validation.folder / str(sample["image"])) if sample.get("image") else ""
+
+
+def _encoded(path: Path) -> str:
     try:
-        return _encode(validation.folder / str(sample["image"])) if sample.get("image") else ""
+        return _encode(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises on damaged files
         return ""
 
 
+def inputs(validation: Validation, sample: Mapping[str, Any], budget: Budget, page_folder: Path) -> str:
+    """What the model was given with the prompt: pictures, videos and sounds, each with its name."""
+    prompt = str(sample.get("prompt", ""))
+    return "".join(
+        f'<div class="input">{_input(validation.folder / file, f"{name} given with {prompt}", budget, page_folder)}'
+        f"<span>{esc(name)}</span></div>"
+        for name, file in sorted(_files(sample, "inputs").items())
+    )
+
+
+def _input(path: Path, what: str, budget: Budget, page_folder: Path) -> str:
+    """A picture scaled down and compressed, or a player."""
+    if path.suffix != ".png":
+        return _player(path, what, budget, page_folder)
+    url = _encoded(path)
+    if url and budget.take(len(url)):
+        return f'<img src="{url}" alt="{esc(what)}" loading="lazy">'
+    return _player(path, what, budget, page_folder)
+
+
+def _files(sample: Mapping[str, Any], key: str) -> dict[str, str]:
+    """Name -> file of a row's part; nothing where a damaged row holds something else."""
+    found = sample.get(key)
+    return {str(name): str(file) for name, file in found.items()} if isinstance(found, Mapping) else {}
+
+
 def players(validation: Validation, sample: Mapping[str, Any], budget: Budget, what: str, page_folder: Path) -> str:
     """Videos and sounds of a sample, playable; a sound that a video of the sample carries is not shown again."""
-    media = sample.get("media")
-    files = {str(name): str(file) for name, file in media.items()} if isinstance(media, Mapping) else {}
+    files = _files(sample, "media")
     has_video = any(file.endswith(".mp4") for file in files.values())
     sounds = [name for name, file in files.items() if file.endswith(".wav")]
     hidden = set(sounds) if has_video and len(sounds) == 1 else set()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_portable.trainer.report.markup import Raw, esc, number
-from omni_portable.trainer.report.media import Budget, encode_image, has_something, players, spoken
+from omni_portable.trainer.report.media import Budget, encode_image, has_something, inputs, players, spoken
 from omni_portable.trainer.report.read import RunData, Validation, finite
 
 MAX_PAIRS = 24
@@ -51,7 +51,7 @@ def _pairs(first: Validation, last: Validation, page_folder: Path) -> str:
             left_out += 1
             continue
         views = [_side(v, s, image, budget, page_folder) for (v, s), image in zip(sides, images, strict=True)]
-        cards.append(_card(before, views))
+        cards.append(_card(before, inputs(first, before, budget, page_folder), views))
     note = f"<p>{left_out} more are in the run directory.</p>" if left_out else ""
     wide = " wide" if any(sample.get("media") or sample.get("texts") for sample in first.samples) else ""
     return f'<div class="pairs{wide}">{"".join(cards)}</div>{note}'
@@ -61,9 +61,11 @@ def _identity(sample: Mapping[str, Any]) -> tuple[str, str]:
     return str(sample.get("prompt_id")), str(sample.get("sample_index"))
 
 
-def _card(sample: Mapping[str, Any], views: list[str]) -> str:
+def _card(sample: Mapping[str, Any], given: str, views: list[str]) -> str:
+    """The prompt, what came with it, and the samples side by side."""
+    shown = f'<div class="inputs">{given}</div>' if given else ""
     caption = f"<figcaption>{esc(sample.get('prompt', ''))}</figcaption>"
-    return f'<figure class="pair">{caption}<div>{"".join(views)}</div></figure>'
+    return f'<figure class="pair">{caption}{shown}<div>{"".join(views)}</div></figure>'
 
 
 def _side(validation: Validation, sample: Mapping[str, Any], image: str, budget: Budget, page_folder: Path) -> str:

@@ -136,6 +136,30 @@ def test_noise_makes_samples_of_one_prompt_differ_and_plans_without_noise_repeat
     torch.testing.assert_close(unrecorded.final_latents, noisy[0].final_latents, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("plan", [replace(PLAN, record_every_step=True), SamplingPlan(record_every_step=True)])
+def test_every_step_may_be_kept_with_a_log_prob_where_it_was_drawn(make_engine, plan):
+    request = make_request(5, plan=plan)
+    (kept,) = generate(make_engine(), [request])
+    assert kept.step_indices.tolist() == list(range(SCHEDULE.num_steps))
+    assert kept.log_probs.isfinite().nonzero().flatten().tolist() == list(plan.stochastic_steps)
+    assert torch.equal(kept.latents[0], unit_noise([request], INITIAL, (4, 4, 4))[0])
+    assert torch.equal(kept.latents[1:], kept.next_latents[:-1])
+    assert torch.equal(kept.next_latents[-1], kept.final_latents)
+    (plain,) = generate(make_engine(), [make_request(5, plan=replace(plan, record_every_step=False))])
+    assert torch.equal(plain.final_latents, kept.final_latents)
+
+
+def test_the_negative_prompt_may_be_kept_without_guiding(make_engine):
+    requests = [make_request(5, plan=replace(PLAN, keep_negative=kept), negative_prompt="grey") for kept in (0, 1)]
+    without, kept = (generate(make_engine(), [request])[0] for request in requests)
+    assert torch.equal(kept.final_latents, without.final_latents)
+    assert split_conditioning(without.conditioning)[1] is None
+    positive, negative = split_conditioning(kept.conditioning)
+    assert negative is not None
+    assert negative.keys() == positive.keys()
+    assert not torch.equal(negative["tokens"], positive["tokens"])
+
+
 def test_mixed_shapes_are_packed_apart_and_come_back_in_order(make_engine):
     requests = [make_request(i, height=64 if i % 2 else 32) for i in range(6)]
     engine = make_engine()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from omni_portable.models import setup as model_setup
-from tests.backends.training.toy import ToyAdapter
+from tests.support.toy_adapter import ToyAdapter
 
 
 @pytest.fixture

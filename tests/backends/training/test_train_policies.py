@@ -115,7 +115,7 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_a_model_without_checkpointing_says_so(monkeypatch: pytest.MonkeyPatch):
-    from tests.backends.training.toy import ToyTransformer
+    from tests.support.toy_adapter import ToyTransformer
 
     monkeypatch.delattr(ToyTransformer, "enable_gradient_checkpointing")
     with pytest.raises(CapabilityError, match="ToyTransformer does not support it"):
@@ -139,8 +139,8 @@ def test_the_weight_stream_proves_what_it_carries(lora: int, mode: str):
     received = receive(stream)
     assert {n: i.checksum for n, i in stream.manifest.tensors.items()} == engine.weights_checksum()
     if lora:
-        assert stream.manifest.lora.expected_modules == 2
-        assert set(received) == {f"{m}.lora_{k}.weight" for m in ("to_q", "out") for k in "AB"}
+        assert stream.manifest.lora.expected_modules == 4
+        assert set(received) == {f"{m}.lora_{k}.weight" for m in ("to_q", "to_k", "to_v", "to_out") for k in "AB"}
     else:
         assert set(received) == {n for n, _ in engine._module.named_parameters()}
 

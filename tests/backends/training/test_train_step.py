@@ -102,7 +102,7 @@ def _log_prob(adapter, trajectory, step: int) -> torch.Tensor:
     index = int(trajectory.step_indices[step])
     sigma, dt = sigmas[index], sigmas[index + 1] - sigmas[index]
     x, y = trajectory.latents[step : step + 1], trajectory.next_latents[step : step + 1]
-    cond = {"embeds": trajectory.conditioning["embeds"][None]}
+    cond = {"tokens": trajectory.conditioning["tokens"][None]}
     v = adapter.velocity(x, torch.tensor([sigma * 1000]), cond, 1.0)
     s = 0.7 * math.sqrt(sigma / (1 - (sigma if sigma < 1 else sigmas[1])))
     mean = x * (1 + s * s * dt / (2 * sigma)) + v * (1 + s * s * (1 - sigma) / (2 * sigma)) * dt

@@ -1,4 +1,4 @@
-"""A toy model, algorithm and device for tests of the train engine: a few dozen parameters, real samplers and LoRA."""
+"""A toy algorithm, a device and batches for tests of the train engine, around the toy model of all tests."""
 
 from __future__ import annotations
 
@@ -15,67 +15,16 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.algorithm import LossRows, Replay, Requires, Rows, TrainBatch
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.contracts.rollout import Conditioning, Extent, RolloutRequest, SamplingPlan, Schedule, Trajectory
+from omni_portable.contracts.rollout import RolloutRequest, SamplingPlan, Schedule, Trajectory
 from omni_portable.models.policy import join_conditioning, transition
 from omni_portable.models.setup import EngineSetup
+from tests.support.toy_adapter import CHANNELS, TOKENS, WIDTH, ToyAdapter
 
-SHAPE = (2, 3, 3)
+SIZE = 16
+"""Pixels of a side."""
+SHAPE = (CHANNELS, SIZE // 8, SIZE // 8)
 SCHEDULE = Schedule((1.0, 0.75, 0.5, 0.25, 0.0), key="toy")
 PLAN = SamplingPlan("sde", noise_level=0.7, stochastic_steps=(0, 2))
-
-
-class ToyTransformer(nn.Module):
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.to_q, self.prompt, self.out = nn.Linear(18, 12), nn.Linear(4, 12), nn.Linear(12, 18)
-            self.unused = nn.Linear(2, 2)  # never gets a gradient
-        self.checkpointing = False
-
-    def enable_gradient_checkpointing(self) -> None:
-        self.checkpointing = True
-
-    def forward(self, latents: torch.Tensor, time: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
-        dtype = self.prompt.weight.dtype
-        hidden = torch.tanh(
-            self.to_q(latents.flatten(1).to(dtype)) + self.prompt(embeds.to(dtype)) + time[:, None].to(dtype)
-        )
-        if self.checkpointing and torch.is_grad_enabled():
-            output = torch.utils.checkpoint.checkpoint(self.out, hidden, use_reentrant=False)
-        else:
-            output = self.out(hidden)
-        return output.reshape(latents.shape).float()
-
-
-class ToyAdapter:
-    family = "toy"
-
-    def __init__(self, load: ModelLoad) -> None:
-        self.transformer = ToyTransformer().to(load.dtype).eval()
-
-    def latent_streams(self, extent: Extent) -> dict[str, tuple[int, int]]:
-        return {"latents": (0, 18)}
-
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        return {name: torch.stack([c[name] for c in conditionings]) for name in conditionings[0]}
-
-    def velocity(
-        self,
-        latents: torch.Tensor,
-        timesteps: torch.Tensor,
-        conditioning: Conditioning,
-        guidance_scale: float,
-        negative: Conditioning | None = None,
-    ) -> torch.Tensor:
-        output = self.transformer(latents, timesteps / 1000, conditioning["embeds"])
-        if guidance_scale == 1.0 or negative is None:
-            return output
-        other = self.transformer(latents, timesteps / 1000, negative["embeds"])
-        return other + guidance_scale * (output - other)
-
-    def lora_targets(self) -> tuple[str, ...]:
-        return ("to_q", "out")
 
 
 @dataclass
@@ -162,14 +111,14 @@ def make_trajectories(
     adapter = adapter or ToyAdapter(make_setup().load)
     generator = torch.Generator().manual_seed(seed)
     latents = torch.randn(count, *SHAPE, generator=generator)
-    embeds = torch.randn(count, 4, generator=generator)
-    empty = torch.zeros(count, 4) if guidance_scale != 1.0 else None
+    tokens = torch.randn(count, TOKENS, WIDTH, generator=generator)
+    empty = torch.zeros(count, TOKENS, WIDTH) if guidance_scale != 1.0 else None
     noise = torch.randn(len(plan.stochastic_steps), count, *SHAPE, generator=generator)
     found: list[Trajectory] = []
     for first in range(0, count, pack):
         rows = slice(first, min(first + pack, count))
-        cond = {"embeds": embeds[rows]}
-        negative = None if empty is None else {"embeds": empty[rows]}
+        cond = {"tokens": tokens[rows]}
+        negative = None if empty is None else {"tokens": empty[rows]}
         steps = _roll(adapter, latents[rows], noise[:, rows], cond, negative, schedule, plan, guidance_scale)
         for row, index in enumerate(range(rows.start, rows.stop)):
             found.append(
@@ -183,7 +132,7 @@ def make_trajectories(
                     log_probs=torch.stack([lp[row] for _, _, lp in steps]),
                     final_latents=steps[-1][1][row],
                     conditioning=join_conditioning(
-                        {"embeds": embeds[index]}, None if empty is None else {"embeds": empty[index]}
+                        {"tokens": tokens[index]}, None if empty is None else {"tokens": empty[index]}
                     ),
                     artifacts={},
                     engine="toy",
@@ -224,8 +173,8 @@ def _request(index: int, schedule: Schedule, plan: SamplingPlan, guidance_scale:
         sample_index=index % 2,
         seed=0,
         prompt="a toy",
-        height=3,
-        width=3,
+        height=SIZE,
+        width=SIZE,
         schedule=schedule,
         plan=plan,
         guidance_scale=guidance_scale,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
 from omni_portable.contracts.rollout import Extent
 from omni_portable.models.ltx2 import SPEC, LTX2Options
 from omni_portable.models.ltx2.adapter import LTX2Adapter
+from omni_portable.models.ltx2.folder import read_folder
 from omni_portable.models.ltx2.layout import LAYOUT
+from omni_portable.models.ltx2.perturbed import perturbations
 from omni_portable.models.ltx2.spectrogram import log_mel
 from tests.models.ltx2.conftest import SIZE
 from tests.support.families import assert_round_trip, choice
@@ -163,3 +166,29 @@ def test_every_attention_layer_takes_the_kernel(ltx_folders):
     math = {"transformer": choice("transformer", "_native_math")}
     load = ModelLoad(ltx_folders["2.3"], torch.device("cpu"), torch.float32, ("transformer",), attention=math)
     assert LTX2Adapter(load).attention_in_use == {"transformer": "_native_math"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stg_scale": -1.0}, "stg_scale is -1"),
+        ({"modality_scale": 0.5}, "modality_scale is 0.5; it must be at least 1"),
+        ({"stg_scale": 1.0, "stg_blocks": []}, "at least one block"),
+    ],
+)
+def test_perturbations_are_checked(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LTX2Options(**options)
+
+
+def test_blocks_that_the_transformer_does_not_have_are_refused(load_ltx):
+    with pytest.raises(ConfigError, match=r"names block 28; the transformer of .* has 2"):
+        load_ltx(components=(), stg_scale=1.0)
+
+
+def test_a_transformer_that_cannot_skip_its_attention_is_refused(ltx_folders):
+    folder = read_folder(ltx_folders["2.3"])
+    plain = replace(folder, configs={**folder.configs, "transformer": {**folder.transformer, "perturbed_attn": False}})
+    with pytest.raises(ConfigError, match="cannot skip its self-attention"):
+        perturbations(LTX2Options(stg_scale=1.0, stg_blocks=[1]), plain)
+    assert perturbations(LTX2Options(), plain) == ()

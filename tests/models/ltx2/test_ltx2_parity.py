@@ -29,7 +29,18 @@ def noise_for(adapter, rows):
     return torch.randn(rows, *adapter.latent_shape(SIZE), generator=torch.Generator().manual_seed(1))
 
 
-def stock(pipeline, adapter, noise, output_type, *, prompts=PROMPTS, guidance=1.0, audio_guidance=1.0, rescale=0.0):
+def stock(
+    pipeline,
+    adapter,
+    noise,
+    output_type,
+    *,
+    prompts=PROMPTS,
+    guidance=1.0,
+    audio_guidance=1.0,
+    rescale=0.0,
+    perturbed=PLAIN,
+):
     streams = split(noise, adapter.folder.shapes(SIZE))
     # the pipeline normalises sound that it is given
     audio = streams["audio"] * pipeline.audio_vae.latents_std + pipeline.audio_vae.latents_mean
@@ -49,7 +60,7 @@ def stock(pipeline, adapter, noise, output_type, *, prompts=PROMPTS, guidance=1.
         audio_latents=audio,
         max_sequence_length=TOKENS,
         output_type=output_type,
-        **PLAIN,
+        **perturbed,
     )
 
 
@@ -119,6 +130,38 @@ def test_ode_sampling_gives_the_stock_latents(both, load_ltx, ltx_folders, guida
     for name, (start, stop) in adapter.latent_streams(SIZE).items():
         assert (expected - noise)[:, start:stop].abs().max() > 0.1, name
     torch.testing.assert_close(latents, expected, atol=2e-5, rtol=1e-5)
+
+
+PERTURBED = {
+    "stg": {"stg_scale": 1.0, "audio_stg_scale": 2.0},
+    "stg of the sound as of the video": {"stg_scale": 1.5},
+    "modality": {"modality_scale": 3.0},
+    "all": {"stg_scale": 1.0, "modality_scale": 3.0, "audio_modality_scale": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", PERTURBED)
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_guidance_by_perturbed_forwards_gives_the_stock_latents(both, load_ltx, ltx_folders, name, guidance):
+    pipeline, plain = both
+    variant = next(variant for variant, path in ltx_folders.items() if path == plain.path)
+    adapter = load_ltx(variant, stg_blocks=[1], guidance_rescale=0.7, **PERTURBED[name])
+    noise = noise_for(adapter, 2)
+    settings = PLAIN | {"audio_stg_scale": None, "audio_modality_scale": None} | PERTURBED[name]
+    expected = stock_latents(
+        pipeline,
+        adapter,
+        noise,
+        prompts=PROMPTS[:2],
+        guidance=guidance,
+        audio_guidance=guidance,
+        rescale=0.7,
+        perturbed=settings | {"spatio_temporal_guidance_blocks": [1]},
+    )
+    settled = {"steps": STEPS, "guidance": guidance, "negative": NEGATIVE}
+    latents = sample_ode(adapter, PROMPTS[:2], noise, SIZE, **settled)
+    torch.testing.assert_close(latents, expected, atol=2e-5, rtol=1e-5)
+    assert (latents - sample_ode(plain, PROMPTS[:2], noise, SIZE, **settled)).abs().max() > 1e-3
 
 
 def test_media_are_the_stock_ones(both):

@@ -33,6 +33,20 @@ def test_flow_grpo(ltx_folders, lora):
     assert (made["video"].fps, made["audio"].sample_rate) == (24.0, 3200)
 
 
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_flow_grpo_with_perturbed_forwards(ltx_folders, guidance):
+    step = engine_step(
+        "ltx2",
+        ltx_folders["2.3"],
+        SIZE,
+        "flow_grpo",
+        options=OPTIONS | {"stg_scale": 1.0, "stg_blocks": [1], "modality_scale": 2.0},
+        algorithm_options={"noise_level": 0.5, "window_mode": "fixed", "stochastic_steps": [0, 2]},
+        guidance=guidance,
+    )
+    assert_ratio_is_one(step)
+
+
 def test_omni_nft(ltx_folders):
     step = engine_step(
         "ltx2",

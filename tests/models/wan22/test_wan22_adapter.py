@@ -175,6 +175,8 @@ def test_media_that_do_not_fit(load_wan, frames):
     image = load_wan("i2v", components=("text_encoder", "vae"))
     with pytest.raises(ConfigError, match="draws from text alone"):
         load_wan(components=("text_encoder",)).encode(["x"], [frames], SIZE)
+    with pytest.raises(ArtifactError, match="takes no input 'last_frame'"):
+        load_wan("ti2v", components=("text_encoder", "vae")).encode(["x"], [frames], SIZE)
     with pytest.raises(ArtifactError, match="every prompt needs a 'first_frame'"):
         image.encode(["x"], None, SIZE)
     with pytest.raises(ArtifactError, match="asks for the artifact 'first_frame'"):

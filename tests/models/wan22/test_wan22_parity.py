@@ -24,8 +24,8 @@ class Given(FlowMatchEulerDiscreteScheduler):
         super().set_timesteps(sigmas=self.given, device=device)
 
 
-def stock(folder, adapter, steps=STEPS):
-    kind = WanImageToVideoPipeline if adapter.folder.from_image else WanPipeline
+def stock(folder, adapter, steps=STEPS, from_image=False):
+    kind = WanImageToVideoPipeline if adapter.folder.from_image or from_image else WanPipeline
     pipeline = kind.from_pretrained(folder, dtype=torch.float32)
     pipeline.scheduler = Given(shift=1.0)
     pipeline.scheduler.given = list(adapter.schedule(steps, SIZE).sigmas[:-1])
@@ -105,12 +105,16 @@ def test_the_low_noise_expert_may_have_its_own_guidance_scale(wan_folders, load_
     torch.testing.assert_close(latents, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("given", [("first_frame",), ("first_frame", "last_frame")])
-def test_image_to_video_gives_the_stock_latents(wan_folders, load_wan, adapters, frames, given):
-    adapter = adapters["i2v"]
-    pipeline, noise = stock(wan_folders["i2v"], adapter), noise_for(adapter, 1)
+@pytest.mark.parametrize(
+    ("variant", "given"),
+    [("i2v", ("first_frame",)), ("i2v", ("first_frame", "last_frame")), ("ti2v", ("first_frame",))],
+)
+def test_image_to_video_gives_the_stock_latents(wan_folders, load_wan, adapters, frames, variant, given):
+    adapter = adapters[variant]
+    pipeline, noise = stock(wan_folders[variant], adapter, from_image=True), noise_for(adapter, 1)
     pixels = {name: (frames[name].data.float() / 255).unsqueeze(0) for name in given}
-    text = load_wan("t2v").encode([PROMPTS[0], NEGATIVE], None, SIZE)  # the pipeline would need one more package
+    text = load_wan("ti2v" if variant == "ti2v" else "t2v").encode([PROMPTS[0], NEGATIVE], None, SIZE)
+    # the pipeline would need one more package to encode prompts
     settings = arguments(1, 4.0) | {"prompt": None, "negative_prompt": None}
     expected = pipeline(
         **settings,
@@ -125,3 +129,14 @@ def test_image_to_video_gives_the_stock_latents(wan_folders, load_wan, adapters,
     latents = sample_ode(adapter, PROMPTS[:1], noise, SIZE, steps=STEPS, guidance=4.0, negative=NEGATIVE, media=media)
     assert (expected - noise).abs().max() > 0.1
     torch.testing.assert_close(latents, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_first_frame_is_what_the_video_begins_with(adapters, frames):
+    adapter = adapters["ti2v"]
+    media = [{"first_frame": frames["first_frame"]}, {}]
+    noise = noise_for(adapter, 2)
+    given, free = sample_ode(adapter, PROMPTS[:2], noise, SIZE, steps=STEPS, media=media)
+    (encoded, _) = adapter.encode(PROMPTS[:2], media, SIZE)
+    torch.testing.assert_close(given[:, :1], encoded["first_frame"], atol=1e-5, rtol=1e-5)
+    alone = sample_ode(adapter, PROMPTS[1:2], noise[1:], SIZE, steps=STEPS)
+    torch.testing.assert_close(free, alone[0], atol=1e-5, rtol=1e-5)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from omni_portable.models.wan22.first_frame import FRAME, GIVEN
 from tests.models.wan22.conftest import SIZE, TOKENS
 from tests.support.engine_step import assert_moved, assert_ratio_is_one, engine_step
 
+PARTS = (FRAME, GIVEN)
 OPTIONS = {"max_sequence_length": TOKENS}
 DANCE = {"noise_level": 1.2, "window_mode": "fixed", "stochastic_steps": [0, 2, 3], "clip_ratio": 0.1}
 
@@ -43,10 +46,11 @@ def test_one_expert_alone(wan_folders, expert):
     assert_ratio_is_one(step)
 
 
-def test_dance_grpo_from_a_first_frame(wan_folders, frames):
+@pytest.mark.parametrize("variant", ["i2v", "ti2v"])
+def test_dance_grpo_from_a_first_frame(wan_folders, frames, variant):
     step = engine_step(
         "wan22",
-        wan_folders["i2v"],
+        wan_folders[variant],
         SIZE,
         "dance_grpo",
         options=OPTIONS,
@@ -61,3 +65,17 @@ def test_diffusion_nft(wan_folders):
         "wan22", wan_folders["t2v"], SIZE, "diffusion_nft", options=OPTIONS, algorithm_options={"mix_beta": 0.1}
     )
     assert_moved(step)
+
+
+def test_a_given_first_frame_has_no_part_in_the_loss(wan_folders, frames):
+    """Its velocity follows from what is given alone: a noised sample is denoised there without an error."""
+    media = {"first_frame": frames["first_frame"]}
+    step = engine_step("wan22", wan_folders["ti2v"], SIZE, "diffusion_nft", options=OPTIONS, media=media)
+    assert_moved(step)
+    clean = torch.stack([trajectory.final_latents for trajectory in step.trajectories])
+    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
+    sigma = torch.full((len(clean),), 0.5)
+    given = {name: torch.stack([t.conditioning[name] for t in step.trajectories]) for name in ("prompt_embeds", *PARTS)}
+    adapter = step.rollout._adapter
+    velocity = adapter.velocity(0.5 * clean + 0.5 * noise, sigma * 1000, given, 1.0)
+    torch.testing.assert_close(velocity[:, :, 0], (noise - clean)[:, :, 0], atol=1e-4, rtol=1e-4)

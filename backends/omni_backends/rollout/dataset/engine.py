@@ -65,7 +65,7 @@ class DatasetRolloutEngine(NativeRolloutEngine):
 
     def _take(self, request: RolloutRequest, pack: Pack, place: int, version: int) -> Trajectory:
         """One given sample, without the steps that would have led to it."""
-        prompted = self._prompted(request, pack.key.guided)
+        prompted = self._prompted(request, pack.key.with_negative)
         try:
             latents = self._adapter.encode_media(request.target, request.extent)
         except ArtifactError as error:

@@ -18,7 +18,7 @@ from omni_portable.samplers.noise import INITIAL, unit_noise
 
 @dataclass(frozen=True)
 class Prompted:
-    """Conditioning of one request on the host, without batch dimension; `negative` where guidance runs."""
+    """Conditioning of one request on the host, without batch dimension; `negative` where the pack's key asks for it."""
 
     positive: Conditioning
     negative: Conditioning | None
@@ -95,8 +95,9 @@ class PackRun:
             stochastic=torch.tensor(stochastic),
             noise=self._noise(step, stochastic),
         )
-        if self._key.record_transitions and any(stochastic):
-            self._record(step, stochastic, outcome)
+        kept = [self._key.record_every_step or (self._key.record_transitions and drawn) for drawn in stochastic]
+        if any(kept):
+            self._record(step, kept, outcome)
         self._latents = outcome.next_latents
 
     def trajectory(self, row: int, artifacts: dict[str, MediaArtifact], version: int, engine: str) -> Trajectory:
@@ -139,9 +140,9 @@ class PackRun:
         noise[rows] = drawn
         return noise.to(self._device)
 
-    def _record(self, step: int, stochastic: Sequence[bool], outcome: Transition) -> None:
+    def _record(self, step: int, kept: Sequence[bool], outcome: Transition) -> None:
         before, after, log_probs = (t.to("cpu") for t in (self._latents, outcome.next_latents, outcome.log_prob))
-        for row, wanted in enumerate(stochastic):
+        for row, wanted in enumerate(kept):
             if wanted:
                 self._recorded[row].append(_Recorded(step, before[row], after[row], log_probs[row]))
 
@@ -151,7 +152,10 @@ class PackRun:
 
 
 def _check_finite(trajectory: Trajectory) -> None:
-    for what, tensor in (("clean latents", trajectory.final_latents), ("log-probs", trajectory.log_probs)):
+    stochastic = set(trajectory.request.plan.stochastic_steps)
+    drawn = [index for index, step in enumerate(trajectory.step_indices.tolist()) if step in stochastic]
+    log_probs = trajectory.log_probs[drawn]  # a deterministic step has none
+    for what, tensor in (("clean latents", trajectory.final_latents), ("log-probs", log_probs)):
         if not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError(
                 f"the {what} of request '{trajectory.request.request_id}' (policy version {trajectory.policy_version}) "

@@ -47,7 +47,7 @@ class NativeRolloutEngine(InProcessEngine[DiffusionAdapter, RolloutRequest, Pack
         prompts: list[Prompted] = []
         for request in requests:
             with await self._turn(tickets, "encode"):
-                prompts.append(self._prompted(request, pack.key.guided))
+                prompts.append(self._prompted(request, pack.key.with_negative))
         with await self._turn(tickets, "encode"):
             self._statistics.batch(len(requests))
             return PackRun(self._adapter, requests, pack.key, prompts, self._setup.load.torch_device)
@@ -75,9 +75,9 @@ class NativeRolloutEngine(InProcessEngine[DiffusionAdapter, RolloutRequest, Pack
                 self._inflight.finish(ticket)
         return finished
 
-    def _prompted(self, request: RolloutRequest, guided: bool) -> Prompted:
+    def _prompted(self, request: RolloutRequest, with_negative: bool) -> Prompted:
         media, extent = request.media, request.extent
-        negative = self._conditioning(request.negative_prompt, media, extent) if guided else None
+        negative = self._conditioning(request.negative_prompt, media, extent) if with_negative else None
         return Prompted(self._conditioning(request.prompt, media, extent), negative)
 
     def _encode(self, prompt: str, media: Mapping[str, MediaArtifact], extent: Extent) -> Conditioning:

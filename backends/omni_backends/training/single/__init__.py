@@ -8,5 +8,5 @@ SPEC = PluginSpec(
     name="single",
     summary="trains a diffusion transformer or a language model (LoRA or all weights) in one process on one device",
     target="omni_backends.training.single.engine:SingleTrainEngine",
-    capabilities={"kinds": ("diffusion", "autoregressive"), "lora": True, "full": True, "ranks": 1},
+    capabilities={"kinds": ("diffusion", "autoregressive"), "lora": True, "full": True, "ranks": 1, "fake_score": True},
 )

@@ -11,6 +11,8 @@ import torch
 from omni_backends.training.accumulate import accumulate
 from omni_backends.training.checkpoint import load_engine, save_engine
 from omni_backends.training.export import export_full, export_lora
+from omni_backends.training.fake import FakeTrainer
+from omni_backends.training.generated import OwnSamples
 from omni_backends.training.lifecycle import TAGS, SleepGuard
 from omni_backends.training.micro import Forward, MicroBatch, sample_weights
 from omni_backends.training.noised import noised_batches
@@ -21,7 +23,7 @@ from omni_backends.training.rows import filled_up
 from omni_backends.training.teachers import Teachers
 from omni_backends.training.tokens import token_batches, total_weight
 from omni_portable.config.kinds import trained_kind
-from omni_portable.contracts.algorithm import Algorithm, TrainBatch
+from omni_portable.contracts.algorithm import ScoreDistillation, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.lifecycle import Ack
@@ -72,6 +74,8 @@ class SingleTrainEngine:
             requires=setup.requires,
             ema_decay=config.actor.ema_decay,
         )
+        fake = setup.requires.fake_score
+        self._fake = FakeTrainer(self._policies, self._optimizer, config.actor, fake) if fake else None
         self._teachers = Teachers(setup) if setup.requires.teacher else None
         self._guard = self._make_guard()
 
@@ -100,7 +104,8 @@ class SingleTrainEngine:
         """One optimizer step over the whole batch (see `accumulate` for the loss).
 
         Raises:
-            NonFiniteError: a loss or the gradient is not finite; weights, optimizer and averages are unchanged.
+            NonFiniteError: a loss or the gradient is not finite; weights, optimizer and averages are unchanged (updates
+                that a fake score network had before stay).
             DataError: every sample has weight 0, or the batch's tensors do not fit.
             ConsistencyError: trajectories of one micro-batch that cannot share a forward, or that ran another schedule
                 than their request's.
@@ -110,10 +115,11 @@ class SingleTrainEngine:
         _check_requires(algorithm, self._setup)
         self._optimizer.zero_grad()
         total = self._total_weight(batch, algorithm)
+        micros, beside = self._micro_batches(batch, algorithm, total)
         try:
             log = accumulate(
                 self._adapter,
-                self._micro_batches(batch, algorithm),
+                micros,
                 algorithm,
                 total_weight=total,
                 others=self._others(algorithm),
@@ -126,7 +132,7 @@ class SingleTrainEngine:
             self._optimizer.zero_grad()
         self._policies.after_step()
         metrics = {**log.metrics(total if self._tokens else None), "actor/grad_norm": float(norm), "actor/lr": lr}
-        return StepResult(metrics, log.log_probs())
+        return StepResult(metrics | beside, log.log_probs())
 
     def update_old_policy(self, decay: float) -> None:
         """old <- decay * old + (1 - decay) * current (0 copies), for algorithms that require an old policy."""
@@ -156,7 +162,7 @@ class SingleTrainEngine:
     def save(self, folder: Path) -> None:
         """Write weights, policy copies and optimizer state (files: see `training.state`) into an existing folder."""
         self._guard.require_awake("save", *TAGS)
-        save_engine(folder, self._optimizer, self._policies.copies, self._lora)
+        save_engine(folder, self._optimizer, self._policies.copies, self._lora, self._trained_copies())
 
     def load(self, folder: Path) -> None:
         """Continue exactly where :meth:`save` was called; nothing changes unless every file is right.
@@ -165,7 +171,7 @@ class SingleTrainEngine:
             CheckpointError: a file is missing, truncated, corrupt or does not fit this run; names it.
         """
         self._guard.require_awake("load", *TAGS)
-        load_engine(folder, self._optimizer, self._policies.copies, self._lora)
+        load_engine(folder, self._optimizer, self._policies.copies, self._lora, self._trained_copies())
 
     def export(self, folder: Path, policy: Policy = "current") -> None:
         """Write a peft / diffusers LoRA, or a diffusers transformer folder, of the named policy."""
@@ -182,18 +188,30 @@ class SingleTrainEngine:
             return total_weight(batch, cast(TokenAlgorithm, algorithm))
         return float(sample_weights(batch).double().sum())
 
-    def _micro_batches(self, batch: TrainBatch, algorithm: AnyAlgorithm) -> Iterator[MicroBatch]:
+    def _micro_batches(
+        self, batch: TrainBatch, algorithm: AnyAlgorithm, total: float
+    ) -> tuple[Iterator[MicroBatch], dict[str, float]]:
+        """Rows of one step, and metrics of what was trained beside the policy to make them."""
+        size, device = self._micro_size, self._device
         if self._tokens:
-            return token_batches(batch, cast(TokenAlgorithm, algorithm), self._micro_size, self._device)
-        algorithm = cast(Algorithm, algorithm)
+            return token_batches(batch, cast(TokenAlgorithm, algorithm), size, device), {}
+        if algorithm.row_kind == "generated":
+            distilled = cast(ScoreDistillation, algorithm)
+            samples = OwnSamples(self._adapter, batch, distilled, size, device)
+            beside = self._fake.train(self._adapter, samples.fake_rows, distilled, total) if self._fake else {}
+            return samples.policy_rows(), beside
         if algorithm.row_kind == "noised":
-            return noised_batches(self._adapter, batch, algorithm, self._micro_size, self._device)
-        return transition_batches(self._adapter, batch, self._micro_size, self._device)
+            return noised_batches(self._adapter, batch, algorithm, size, device), {}
+        return transition_batches(self._adapter, batch, size, device), {}
 
     def _others(self, algorithm: AnyAlgorithm) -> dict[Policy, Forward]:
         """The policies that the algorithm compares with, each as a forward of a micro-batch."""
         requires = algorithm.requires
-        wanted: dict[Policy, bool] = {"reference": requires.reference_policy, "old": requires.old_policy}
+        wanted: dict[Policy, bool] = {
+            "reference": requires.reference_policy,
+            "old": requires.old_policy,
+            "fake": requires.fake_score is not None,
+        }
         others = {policy: self._under(policy) for policy, needed in wanted.items() if needed}
         if requires.teacher:
             assert self._teachers is not None  # _check_requires
@@ -206,6 +224,9 @@ class SingleTrainEngine:
                 return micro.forward(self._adapter, step)
 
         return forward
+
+    def _trained_copies(self) -> dict[str, MasterOptimizer]:
+        return {"fake": self._fake.optimizer} if self._fake else {}
 
     def _needs(self, policy: Policy) -> tuple[SleepTag, ...]:
         return TAGS if policy in self._policies.copies else ("weights",)
@@ -220,6 +241,8 @@ class SingleTrainEngine:
             pool.register("optimizer", torch.nn.ParameterList(self._optimizer.separate_masters))
         for copy in self._policies.copies.values():
             pool.register("optimizer", copy)
+        for other in self._trained_copies().values():
+            pool.register("optimizer", other.adamw)
         return SleepGuard(self.name, pool)
 
 
@@ -244,7 +267,7 @@ def _check_config(setup: EngineSetup) -> None:
 
 
 def _check_requires(algorithm: AnyAlgorithm, setup: EngineSetup) -> None:
-    for name in ("reference_policy", "old_policy", "ema", "teacher"):
+    for name in ("reference_policy", "old_policy", "ema", "teacher", "fake_score"):
         if getattr(algorithm.requires, name) and not getattr(setup.requires, name):
             raise CapabilityError(
                 f"algorithm '{algorithm.name}' requires {name}, but the train engine was built without it",

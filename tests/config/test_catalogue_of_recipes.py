@@ -1,0 +1,48 @@
+"""Entries of the catalogue are read without composing; they must say what composing says."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_portable.config.catalogue import OWN, catalogue, merged_keys, summary
+from omni_portable.config.loader import list_recipes, load_config
+
+ONE_PER_FAMILY = list({name.partition("/")[0]: name for name in list_recipes()}.values())
+DEEP = ["sd3/diffusion_opd_routed_tiny", "minimax_h3/flow_grpo_fl2va_last_tiny", "qwen_image/flow_grpo_ocr_jpeg_tiny"]
+
+
+@pytest.mark.parametrize("name", [*ONE_PER_FAMILY, *DEEP])
+def test_entries_agree_with_composed_recipes(name):
+    (entry,) = [entry for entry in catalogue(family=name.partition("/")[0]) if entry.name == name]
+    config = load_config(name)
+    rank = config.model.lora.rank
+    scorers = config.reward.scorers.values()
+    assert (entry.family, entry.algorithm) == (config.model.family, config.algorithm["name"])
+    assert entry.trains == (f"LoRA {rank}" if rank else "all weights")
+    assert set(entry.rewards) == {section["kind"] for section in scorers if section.get("weight", 1.0)}
+    assert (entry.engine, entry.device) == (config.rollout.engine, config.device.name)
+
+
+def test_families_are_folders():
+    assert all(entry.family == entry.name.partition("/")[0] for entry in catalogue())
+
+
+def test_a_twin_has_the_settings_of_its_recipe():
+    entries = {entry.name: entry for entry in catalogue()}
+    assert entries["qwen3_omni/gspo_mmk12_tiny"].source == entries["qwen3_omni/gspo_mmk12"].source != OWN
+    assert entries["sd3/sft_glyphs_tiny"].source == OWN
+
+
+def test_extended_recipes_and_sentences(tmp_path):
+    (tmp_path / "_part.yaml").write_text("a: {b: 1, c: 2}\nd: 3\n")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "# Dr. GRPO on Wan2.2 in two\n# lines. A second sentence.\n# Source: nobody\ndefaults: [_part]\na: {c: 5}\n"
+    )
+    assert merged_keys(recipe) == {"a": {"b": 1, "c": 5}, "d": 3}
+    assert summary(recipe) == "Dr. GRPO on Wan2.2 in two lines."
+    recipe.write_text("# One\ndefaults: [_self_, /sd3/_cps_window@_global_]\nalgorithm: {step_kind: sde, name: x}\n")
+    assert merged_keys(recipe)["algorithm"]["step_kind"] == "cps"
+    assert summary(recipe) == "One."
+    recipe.write_text("a: 1\n")
+    assert summary(recipe) == ""
