@@ -55,6 +55,9 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured-rollout-devices", type=positive, metavar="N", help="those of rollout alone (asynchronous modes)"
     )
+    parser.add_argument(
+        "--measured-tensor-parallel", type=positive, default=1, metavar="T", help="devices per replica in the run (1)"
+    )
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -98,7 +101,10 @@ def chosen_profile(arguments: argparse.Namespace) -> Profile:
     if arguments.profile:
         return load_profile(user_path(arguments.profile, "--profile"))
     return profile_of_run(
-        user_path(arguments.run_dir, "RUN_DIR"), arguments.measured_devices, arguments.measured_rollout_devices
+        user_path(arguments.run_dir, "RUN_DIR"),
+        arguments.measured_devices,
+        arguments.measured_rollout_devices,
+        arguments.measured_tensor_parallel,
     )
 
 

@@ -101,6 +101,10 @@ class RolloutConfig:
     """As `temperature`, for validation."""
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
+    replicas: int = 1
+    """Copies of the rollout engine, each in a process of its own (launchers of several processes)."""
+    attempts: int = 2
+    """Times that requests are handed to a replica at most, where replicas die under them."""
     sleep_level: int = 0
     """Rollout engine while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards its weights."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -152,7 +156,8 @@ class RewardConfig:
     overlap: bool = False
     """Score samples as soon as their forward pass is done, beside the rollout of the next ones."""
     workers: int = 1
-    """Instances of all scorers, each of which scores one set of samples at a time."""
+    """Instances of all scorers, each of which scores one set of samples at a time; under launchers of several
+    processes, each in a process of its own."""
 
 
 @dataclass
@@ -268,6 +273,9 @@ class LauncherConfig:
     """Launcher (an entry point of omni_portable.launchers): where the roles run."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the launcher."""
+    restarts: int = 3
+    """Times that lost rollout replicas (all together), and each lost reward worker, are started again before the run
+    stops."""
 
 
 @dataclass

@@ -10,12 +10,14 @@ the order in which they were submitted, however late their rewards arrived.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sortedcontainers import SortedKeyList
 
-from omni_portable.contracts.dataplane import DataPlane, GroupTag, ScoredGroup
+from omni_portable.contracts.dataplane import TRAIN, Column, DataPlane, DataPlaneFullError, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import ConfigError, DataError
 
 
@@ -73,18 +75,40 @@ class ReplayBuffer:
 
         Raises:
             DataError: the group is empty or ragged, or its id was added before (sampled and evicted groups count).
+            DataPlaneFullError: the data plane has no room for it now.
         """
         _check_group(group)
+        tag = GroupTag(group.group_id, group.submission, group.policy_version, len(group.trajectories))
         with self._lock:
-            if group.group_id in self._seen:
+            if tag.group_id in self._seen:
                 raise DataError(
-                    f"the group '{group.group_id}' was added to the replay buffer before",
+                    f"the group '{tag.group_id}' was added to the replay buffer before",
                     remedy="give every rollout of a prompt a group id of its own",
                 )
-            self._plane.put(group)
-            self._waiting.add(GroupTag(group.group_id, group.submission, group.policy_version, len(group.trajectories)))
-            self._seen.add(group.group_id)
+            self._seen.add(tag.group_id)
+        try:
+            self._plane.put(group)  # without the lock: it may take a while
+        except BaseException:
+            with self._lock:
+                self._seen.discard(tag.group_id)
+            raise
+        with self._lock:
+            self._waiting.add(tag)
             self._statistics.added_groups += 1
+
+    async def store(self, group: ScoredGroup) -> None:
+        """As :meth:`add`, but wait while the data plane is full, and keep the event loop free.
+
+        Only where something else takes groups out meanwhile.
+        """
+        size = 0
+        while True:
+            await self._plane.room(size)
+            try:
+                await asyncio.to_thread(self.add, group)
+                return
+            except DataPlaneFullError as full:
+                size = full.size
 
     def available(self, policy_version: int) -> int:
         """Groups that a consumer at `policy_version` may sample now."""
@@ -92,8 +116,11 @@ class ReplayBuffer:
             self._refuse_newer(policy_version)
             return len(self._waiting) - self._first_fresh(policy_version)
 
-    def sample(self, count: int, policy_version: int) -> list[ScoredGroup]:
+    def sample(self, count: int, policy_version: int, columns: Sequence[Column] = (TRAIN,)) -> list[ScoredGroup]:
         """Evict what is too stale for `policy_version`, then remove and return the first `count` groups in order.
+
+        Args:
+            columns: what is read of them; the rest (by default the media artifacts) is gone with them.
 
         Raises:
             DataError: fewer than `count` groups are left (nothing is removed beyond the stale ones), or a group was
@@ -111,11 +138,20 @@ class ReplayBuffer:
                     remedy="wait for more rollouts, or raise dataplane.max_staleness",
                 )
             chosen: list[GroupTag] = list(self._waiting[:count])
-            groups = self._plane.take([tag.group_id for tag in chosen])
+            groups = self._plane.take([tag.group_id for tag in chosen], columns)
             del self._waiting[:count]
             self._statistics.sampled_groups += count
             self._statistics.sampled_staleness += [policy_version - tag.policy_version for tag in chosen]
             return groups
+
+    def discard(self) -> int:
+        """Remove all that waits, as if it had never been added; how many groups that were."""
+        with self._lock:
+            names = [tag.group_id for tag in self._waiting]
+            self._plane.drop(names)
+            self._waiting.clear()
+            self._seen.difference_update(names)
+        return len(names)
 
     def shift_versions(self, by: int) -> None:
         """Count `by` further versions without change of the policy: what waits becomes no staler by them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from omni_portable.config.modes import SYNC
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm
@@ -77,7 +78,10 @@ class Producer:
         groups, dropped = form_groups(trajectories, reward, batch * len(prompts))
         log.dropped_groups += dropped
         for group in groups:
-            self.buffer.add(group)
+            if self.config.trainer.mode == SYNC:
+                self.buffer.add(group)  # nobody takes anything out meanwhile: where there is no room, there never is
+            else:
+                await self.buffer.store(group)
         return groups
 
     async def _in_turn(

@@ -20,10 +20,8 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
-from omni_portable.reward.compose import RewardComposer
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
 from omni_portable.trainer.consistency import SyncProof
@@ -33,6 +31,7 @@ from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
 from omni_portable.trainer.modes.choose import make_turns
 from omni_portable.trainer.modes.gate import Gate
+from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
@@ -66,6 +65,7 @@ def run(config: RunConfig) -> RunOutcome:
     """Train as configured (a configuration from `load_config`); continue a run where trainer.resume says so."""
     if config.device.threads:
         torch.set_num_threads(config.device.threads)
+    launcher = make_launcher(config)
     prepared = prepare(config)
     with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
@@ -73,7 +73,7 @@ def run(config: RunConfig) -> RunOutcome:
         if checkpoint is not None:
             state = open_checkpoint(checkpoint, config)
         with ExitStack() as stack:
-            loop = _build(config, prepared, directory, checkpoint, state, stack)
+            loop = _build(config, launcher, prepared, directory, checkpoint, state, stack)
             asyncio.run(loop.run())
             with disk_errors(directory.path / "export"):
                 loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
@@ -84,6 +84,7 @@ def run(config: RunConfig) -> RunOutcome:
 
 def _build(
     config: RunConfig,
+    launcher: Launcher,
     prepared: Prepared,
     directory: RunDirectory,
     checkpoint: Path | None,
@@ -93,14 +94,9 @@ def _build(
     device = prepared.device
     determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
     setup = EngineSetup(config=config, device=device, load=prepared.load, requires=prepared.algorithm.requires)
-    launcher: Launcher = registry.load("launcher", config.launcher.name)(
-        plugin_options("launcher", config.launcher.name, config.launcher.options)
-    )
     stack.callback(launcher.shutdown)
-    actor: TrainEngine = launcher.start("actor", lambda: registry.load("train_engine", config.actor.engine)(setup))
-    engine: RolloutEngine = launcher.start(
-        "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
-    )
+    placed = place(launcher, setup, prepared.composer, directory.path, stack)
+    actor = placed.actor
     adapter = load_adapter(setup, ()) if trained_kind(config) == "diffusion" else None
     verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
     directory.require_space(_space_needed(actor), "checkpoints, images and logs")
@@ -117,34 +113,36 @@ def _build(
     write_json(directory.path / "environment.json", environment)
     progress = make_progress(config.trainer.progress, config.trainer.total_steps, state.step)
     stack.callback(progress.close)
-    return _wire(config, prepared, directory.path, actor, engine, adapter, state, progress, stack)
+    return _wire(config, prepared, directory.path, placed, adapter, state, progress, stack)
 
 
 def _wire(
     config: RunConfig,
     prepared: Prepared,
     run_dir: Path,
-    actor: TrainEngine,
-    engine: RolloutEngine,
+    placed: Placed,
     adapter: DiffusionAdapter | None,
     state: TrainerState,
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
-    clock = StageClock()
+    actor, engine, clock = placed.actor, placed.engine, StageClock()
     gate, mode = Gate(), config.trainer.mode
-    more = [RewardComposer.from_config(config.reward) for _ in range(config.reward.workers - 1)]
-    reward = RewardStage(prepared.composer, *more)
+    reward = RewardStage(*placed.rewards)
     rollout = RolloutStage(
         engine,
         piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
+        width=config.rollout.replicas,
         gate=gate,
         resubmit=mode == "fully_async",
     )
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
+    stack.callback(plane.close)
     buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
+    if left := buffer.discard():
+        log.info("%d groups of an earlier process waited; they are drawn again from the checkpoint's policy", left)
     requests = drawing(config, prepared.algorithm, None if adapter is None else schedules(config, adapter))
     probe = requests.probe(prepared.train_rows[0]) if config.consistency.probe else None
     validation = None

@@ -13,6 +13,8 @@ from omni_portable.planning.placement.profile import MODES, Placement, Profile, 
 
 EVEN = 0.02
 """Modes this close are called even, and the simpler one is taken."""
+MAX_SPLITS = 128
+"""Splits tried per mode and size of replicas."""
 GRID = 48
 """Lengths at which signs are compared in the search for crossovers."""
 
@@ -77,14 +79,14 @@ def advise(profile: Profile, request: Request) -> Advice:
         ConfigError: no placement fits the devices.
     """
     fits = fit(profile)
-    placements = list(_placements(profile, request))
-    if not placements:
+    candidates = list(placements(profile, request))
+    if not candidates:
         raise ConfigError(
             f"no placement fits {request.devices} devices with replicas of {_parallel(profile, 'sync', request)}",
             remedy="ask for more devices, or name other sizes of replicas with --tensor-parallel",
         )
     lengths = request.tokens or tuple(sorted({row.tokens for row in profile.rows}))
-    choices = tuple(_choice(profile, request, fits, placements, tokens) for tokens in lengths)
+    choices = tuple(_choice(profile, request, fits, candidates, tokens) for tokens in lengths)
     return Advice(
         profile,
         request,
@@ -100,15 +102,15 @@ def crossovers(profile: Profile, request: Request, fitted: Fit) -> tuple[float, 
 
     Looked for between 1 token and twice the longest measured response, on a grid, then by bisection.
     """
-    sync = [placement for placement in _placements(profile, request) if placement.mode == "sync"]
-    others = [placement for placement in _placements(profile, request) if placement.mode == "separate_async"]
+    sync = [placement for placement in placements(profile, request) if placement.mode == "sync"]
+    others = [placement for placement in placements(profile, request) if placement.mode == "separate_async"]
     longest = 2 * max(row.tokens for row in profile.rows)
     if not sync or not others or longest <= 1:
         return ()
 
     def ahead(tokens: float) -> float:
-        def best(placements: Sequence[Placement]) -> float:
-            return min(predict(fitted.costs, profile, p, tokens, request.pieces).seconds_per_prompt for p in placements)
+        def best(candidates: Sequence[Placement]) -> float:
+            return min(predict(fitted.costs, profile, p, tokens, request.pieces).seconds_per_prompt for p in candidates)
 
         return best(sync) - best(others)
 
@@ -124,18 +126,31 @@ def crossovers(profile: Profile, request: Request, fitted: Fit) -> tuple[float, 
     return tuple(found)
 
 
-def _placements(profile: Profile, request: Request) -> Iterator[Placement]:
+def placements(profile: Profile, request: Request, rollout_devices: int | None = None) -> Iterator[Placement]:
+    """Every mode with every split; with `rollout_devices` only those whose rollout has so many."""
     for mode in MODES:
-        prompts = request.prompts or _measured_prompts(profile, mode)
+        prompts = request.prompts or max(row.placement.prompts for row in _like(profile, mode))
         for parallel in _parallel(profile, mode, request):
             if mode == "sync":
                 if request.devices % parallel == 0:
                     yield Placement(mode, request.devices, request.devices, parallel, prompts)
                 continue
-            for rollout in range(parallel, request.devices, parallel):
+            splits = _splits(request.devices, parallel)
+            if rollout_devices is not None:
+                possible = rollout_devices % parallel == 0 and rollout_devices < request.devices
+                splits = [rollout_devices] if possible else []
+            for rollout in splits:
                 yield Placement(
                     mode, request.devices, rollout, parallel, prompts, request.max_staleness, request.sync_rounds
                 )
+
+
+def _splits(devices: int, parallel: int) -> list[int]:
+    """Rollout devices to try: all whole numbers of replicas, or MAX_SPLITS of them, evenly spread."""
+    most = (devices - 1) // parallel
+    if most <= MAX_SPLITS:
+        return [parallel * replicas for replicas in range(1, most + 1)]
+    return [parallel * round(1 + (most - 1) * index / (MAX_SPLITS - 1)) for index in range(MAX_SPLITS)]
 
 
 def _parallel(profile: Profile, mode: str, request: Request) -> list[int]:
@@ -145,20 +160,16 @@ def _parallel(profile: Profile, mode: str, request: Request) -> list[int]:
     return sorted({row.placement.tensor_parallel for row in _like(profile, mode)})
 
 
-def _measured_prompts(profile: Profile, mode: str) -> int:
-    return max(row.placement.prompts for row in _like(profile, mode))
-
-
 def _like(profile: Profile, mode: str) -> Sequence[Row]:
     same = [row for row in profile.rows if (row.placement.mode == "sync") == (mode == "sync")]
     return same or profile.rows
 
 
 def _choice(
-    profile: Profile, request: Request, fits: Sequence[Fit], placements: Sequence[Placement], tokens: float
+    profile: Profile, request: Request, fits: Sequence[Fit], candidates: Sequence[Placement], tokens: float
 ) -> Choice:
     options = []
-    for placement in placements:
+    for placement in candidates:
         found = [predict(fitted.costs, profile, placement, tokens, request.pieces) for fitted in fits]
         each = [prediction.seconds_per_prompt for prediction in found]
         options.append(Option(found[0], min(each), max(each)))
@@ -167,6 +178,14 @@ def _choice(
     close = [option for option in options if option.prediction.seconds_per_prompt <= fastest * (1 + EVEN)]
     recommended = min(close, key=lambda option: (MODES.index(_mode(option)), option.prediction.seconds_per_prompt))
     return Choice(tokens, tuple(options), recommended, tuple(_reasons(options, recommended)))
+
+
+def _best_of_modes(options: Sequence[Option]) -> list[Placement]:
+    """The fastest placement of each mode."""
+    first: dict[str, Placement] = {}
+    for option in options:
+        first.setdefault(_mode(option), option.prediction.placement)
+    return list({(p.split, p.prompts): p for p in reversed(first.values())}.values())
 
 
 def _mode(option: Option) -> str:
@@ -183,8 +202,8 @@ def _reasons(options: Sequence[Option], recommended: Option) -> Iterator[str]:
         )
     else:
         yield (
-            f"{chosen.bound} holds it up; rollout devices are busy {chosen.rollout_busy:.0%} of the time, the trainer's "
-            f"{chosen.train_busy:.0%}"
+            f"{chosen.bound} holds it up; rollout devices are busy {chosen.rollout_busy:.0%} of the time, those of "
+            f"the trainer {chosen.train_busy:.0%}"
         )
     for mode in MODES:
         others = [option for option in options if _mode(option) == mode]
@@ -218,7 +237,7 @@ def _notes(
         yield f"the profile holds one length only, {measured[0]:g} tokens: other lengths are guesses"
     if fits[0].error > 0.05:
         yield f"the model misses the profile's own rows by {fits[0].error:.0%}: trust differences above that only"
-    for placement in {choice.recommended.prediction.placement for choice in choices}:
+    for placement in dict.fromkeys(placed for choice in choices for placed in _best_of_modes(choice.options)):
         samples = placement.prompts * profile.samples_per_prompt
         if samples % placement.train_devices:
             step = next(p for p in range(placement.prompts, 0, -1)

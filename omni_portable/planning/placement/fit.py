@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,8 @@ def fit(profile: Profile) -> list[Fit]:
         values = np.array([line[4] for line in equations])
         scale = 1.0 / np.where(values > 0, values, 1.0)  # relative errors count
         solution = non_negative_least_squares(matrix * scale[:, None], values * scale)
-        costs = Costs(*(float(value) for value in solution), overheads.reward, overheads.sync, overheads.switch)
+        r0, r1, t0, t1 = map(float, solution)
+        costs = replace(overheads, rollout_fixed=r0, rollout_token=r1, train_fixed=t0, train_token=t1)
         fitted = Fit(costs, _error(profile, costs), sides.count("rollout"))
         found.setdefault(tuple(np.round(solution, 9)), fitted)
     best = min(fitted.error for fitted in found.values())

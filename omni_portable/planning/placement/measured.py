@@ -30,12 +30,15 @@ SOURCES = {
 """Field of a row -> metrics that give it, the first that is there."""
 
 
-def profile_of_run(run_dir: Path, devices: int | None = None, rollout_devices: int | None = None) -> Profile:
+def profile_of_run(
+    run_dir: Path, devices: int | None = None, rollout_devices: int | None = None, tensor_parallel: int = 1
+) -> Profile:
     """Rows of medians over the steps of a run; steps with responses of very different lengths give several rows.
 
     Args:
         run_dir: what training wrote; the run may go on, and its last line may be cut off.
         devices / rollout_devices: that the run used; None takes 1, or 1 + 1 where rollout had its own.
+        tensor_parallel: devices of one rollout replica.
 
     Raises:
         RunDirectoryError: there is no such run, its files are damaged, or it has no step with timings.
@@ -45,7 +48,11 @@ def profile_of_run(run_dir: Path, devices: int | None = None, rollout_devices: i
     steps = _steps(run_dir / "metrics.jsonl")
     mode = str(_at(config, "trainer.mode", "sync"))
     prompts, samples = int(_at(config, "data.train_batch_size", 1)), int(_at(config, "rollout.n", 1))
-    placed: dict[str, Any] = {"mode": mode, "devices": devices or (1 if mode == "sync" else 1 + (rollout_devices or 1))}
+    placed: dict[str, Any] = {
+        "mode": mode,
+        "devices": devices or (1 if mode == "sync" else 1 + (rollout_devices or 1)),
+        "tensor_parallel": tensor_parallel,
+    }
     if mode != "sync":
         placed["rollout_devices"] = rollout_devices or 1
         placed["max_staleness"] = int(_at(config, "dataplane.max_staleness", 1))

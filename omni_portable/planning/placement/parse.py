@@ -50,11 +50,14 @@ def parse_profile(document: Any, where: str) -> Profile:
     rows = top.value.get("rows")
     if not isinstance(rows, list) or not rows:
         raise ConfigError(f"{where}: 'rows' must be a list of at least one measurement")
+    context = top.number("context_tokens", 0.0)
+    if 0 < context < 1:
+        raise ConfigError(f"{where}: 'context_tokens' is {context}", remedy="give 0 (no such cost), or 1 and more")
     return Profile(
         name=str(top.value.get("name", where)),
         rows=tuple(_row(row, f"{where}: rows[{index}]") for index, row in enumerate(rows)),
         source=str(top.value.get("source", "")),
-        context_tokens=top.number("context_tokens", 0.0),
+        context_tokens=context,
         tensor_parallel_efficiency=efficiency,
         samples_per_prompt=top.whole("samples_per_prompt", 1, low=1),
         interrupted=top.choice("interrupted", INTERRUPTED, "restart"),

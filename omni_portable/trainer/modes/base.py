@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import Policy, TrainEngine
 from omni_portable.rollout.replay_buffer import ReplayBuffer
-from omni_portable.trainer.consistency import SyncProof
+
+if TYPE_CHECKING:
+    from omni_portable.trainer.consistency import SyncProof
 
 Result = TypeVar("Result")
 
