@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from omni_portable.cli import conformance, data, doctor, plan, quickstart, recipes, report, train
+from omni_portable.cli import conformance, data, doctor, placement, plan, quickstart, recipes, report, simulate, train
 from omni_portable.contracts.errors import OmniPortableError
 
 INTERRUPTED = 130
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 """Standard output goes to a reader that went away, or to a full disk."""
 
-COMMANDS = (train, quickstart, doctor, plan, report, conformance, data, recipes)
+COMMANDS = (train, quickstart, doctor, plan, placement, simulate, report, conformance, data, recipes)
 """Modules with `add_parser(subparsers)`, which sets `handler(arguments) -> exit code`."""
 
 
@@ -83,13 +83,19 @@ def _output_lost(error: OSError, resume_hint: str) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse; overrides may stand anywhere, before or after options (argparse alone wants them in one piece)."""
     parser = build_parser()
-    arguments, rest = parser.parse_known_args(argv)
+    arguments, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if rest:
         strange = [text for text in rest if text.startswith("-") or not hasattr(arguments, "overrides")]
         if strange:
             parser.error(f"unrecognized arguments: {' '.join(strange)}")
         arguments.overrides += rest
     return arguments
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """A command of two words in one piece."""
+    words = placement.COMMAND.split()
+    return [placement.COMMAND, *argv[2:]] if list(argv[:2]) == words else list(argv)
 
 
 def build_parser() -> argparse.ArgumentParser:

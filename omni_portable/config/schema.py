@@ -101,6 +101,10 @@ class RolloutConfig:
     """As `temperature`, for validation."""
     prompt_cache_size: int = 1024
     """Prompt embeddings kept by the engine (least recently used goes first); 0 turns the cache off."""
+    replicas: int = 1
+    """Copies of the rollout engine, each in a process of its own (launchers of several processes)."""
+    attempts: int = 2
+    """Times that requests are handed to a replica at most, where replicas die under them."""
     sleep_level: int = 0
     """Rollout engine while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards its weights."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -168,6 +172,11 @@ class RewardConfig:
     """Further attempts before a scorer counts as failed."""
     timeout_s: float = 120.0
     """Seconds one scorer may take for one batch."""
+    overlap: bool = False
+    """Score samples as soon as their forward pass is done, beside the rollout of the next ones."""
+    workers: int = 1
+    """Instances of all scorers, each of which scores one set of samples at a time; under launchers of several
+    processes, each in a process of its own."""
 
 
 @dataclass
@@ -245,7 +254,12 @@ class ValidationConfig:
 @dataclass
 class TrainerConfig:
     mode: str = "sync"
-    """Execution mode; 'sync': rollout and training take turns, staleness 0."""
+    """Execution mode. 'sync': rollout and training take turns, staleness 0. 'separate_async': rollout runs ahead while
+    the actor trains; new weights get in between requests. 'fully_async': as that, but new weights interrupt requests,
+    which then go on (tokens) or start again (diffusion)."""
+    sync_interval: int = 1
+    """Optimizer steps after which the actor's weights are handed to rollout ('separate_async', 'fully_async'); they go
+    at the end of a round, at which the policy version grows by 1."""
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""
     seed: int = 0
@@ -278,6 +292,9 @@ class LauncherConfig:
     """Launcher (an entry point of omni_portable.launchers): where the roles run."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the launcher."""
+    restarts: int = 3
+    """Times that lost rollout replicas (all together), and each lost reward worker, are started again before the run
+    stops."""
 
 
 @dataclass

@@ -11,6 +11,7 @@ from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
 from omni_portable.config.drawing import check_drawing
 from omni_portable.config.media import check_media
+from omni_portable.config.modes import check_mode
 from omni_portable.config.pairing import check_pairs
 from omni_portable.config.parallel import check_parallel
 from omni_portable.config.paths import user_path
@@ -40,6 +41,7 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     check_batches(config, source)
     _check_device(config)
     _check_sections(config, source)
+    _check_launcher(config, source)
     _check_scorers(config, source)
     algorithm = registry.spec("algorithm", algorithm_name(config))
     options = algorithm_options(config, source)
@@ -94,9 +96,30 @@ def _check_sections(config: RunConfig, source: Source) -> None:
     )
     for kind, key, name, options in sections:
         plugin_spec(kind, name, key)
-        plugin_options(kind, name, options, key=f"{key.rpartition('.')[0]}.options", source=source)
+        built = plugin_options(kind, name, options, key=f"{key.rpartition('.')[0]}.options", source=source)
+        if kind == "data_plane" and hasattr(built, "check"):
+            built.check(config)
     for name in config.trainer.loggers:
         plugin_spec("logger", name, "trainer.loggers")
+
+
+def _spreads(launcher: str) -> bool:
+    return bool(registry.spec("launcher", launcher).capabilities.get("multi_process"))
+
+
+def _check_launcher(config: RunConfig, source: Source) -> None:
+    """What the launcher can place; its options may have `check(config)`, which raises where they do not fit."""
+    name, replicas = config.launcher.name, config.rollout.replicas
+    if replicas > 1 and plugin_spec("launcher", name, "launcher.name").capabilities.get("multi_process") is False:
+        raise CapabilityError(
+            f"{source.describe('rollout.replicas', replicas)}: launcher.name={name} runs every role in one process, "
+            "where replicas would only share one device",
+            remedy="set rollout.replicas=1, or a launcher of several processes",
+            choices=[n for n in registry.names("launcher") if _spreads(n)],
+        )
+    options = plugin_options("launcher", name, config.launcher.options, key="launcher.options", source=source)
+    if hasattr(options, "check"):
+        options.check(config)
 
 
 def _check_scorers(config: RunConfig, source: Source) -> None:
@@ -158,14 +181,10 @@ def _check_algorithm_options(options: Any, num_steps: int) -> None:
 
 
 def _check_trainer(config: RunConfig, source: Source) -> None:
-    trainer, staleness = config.trainer, config.dataplane.max_staleness
+    trainer = config.trainer
+    check_mode(config, source)
     if len(set(trainer.loggers)) < len(trainer.loggers):
         raise ConfigError(f"trainer.loggers={trainer.loggers} names a logger twice", remedy="name each once")
-    if trainer.mode == "sync" and staleness:
-        raise ConfigError(
-            f"{source.describe('dataplane.max_staleness', staleness)}: trainer.mode=sync trains on fresh samples only",
-            remedy="set dataplane.max_staleness=0",
-        )
     named = trainer.resume not in ("never", "auto")
     if named and not (trainer.resume and user_path(trainer.resume, "trainer.resume").is_dir()):
         raise ConfigError(

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+
+from omni_portable.contracts.errors import OmniPortableError
 
 if TYPE_CHECKING:
     from omni_portable.contracts.tokens import AnyTrajectory
+
+Column: TypeAlias = Literal["train", "media"]
+TRAIN: Column = "train"
+"""A group without its media artifacts: all that training reads."""
+MEDIA: Column = "media"
+"""The media artifacts of a group's trajectories."""
+COLUMNS: tuple[Column, ...] = (TRAIN, MEDIA)
+
+
+class DataPlaneFullError(OmniPortableError):
+    """A group for which a bounded data plane has no room now.
+
+    Args:
+        size: bytes that the group takes there (for :meth:`DataPlane.room`).
+    """
+
+    def __init__(self, problem: str, *, size: int, remedy: str = "") -> None:
+        super().__init__(problem, remedy=remedy)
+        self.size = size
 
 
 @dataclass
@@ -48,18 +69,50 @@ class GroupTag:
 
 @runtime_checkable
 class DataPlane(Protocol):
-    """Storage of groups. Policy (order, staleness, eviction) lives in `rollout.ReplayBuffer`, not here."""
+    """Storage of groups. Policy (order, staleness, eviction) lives in `rollout.ReplayBuffer`, not here.
+
+    Every call may come from any thread. A group is there as a whole or not at all.
+    """
 
     name: str
 
     def put(self, group: ScoredGroup) -> None:
-        """Store a complete group; a second put of the same id is an error."""
+        """Store a complete group.
+
+        Raises:
+            DataError: a group of this id is stored already, or could never be stored (its size).
+            DataPlaneFullError: there is no room now.
+        """
         ...
 
-    def tags(self) -> list[GroupTag]: ...
+    async def room(self, size: int = 0) -> None:
+        """Wait until one more group, of `size` bytes, would find room. Somebody else may be faster with his own.
 
-    def take(self, group_ids: Sequence[str]) -> list[ScoredGroup]:
-        """Read and remove groups, in the order asked for."""
+        Raises:
+            DataError: there was none for longer than the plane waits.
+        """
         ...
 
-    def drop(self, group_ids: Sequence[str]) -> None: ...
+    def tags(self) -> list[GroupTag]:
+        """What is stored now, whoever stored it."""
+        ...
+
+    def take(self, group_ids: Sequence[str], columns: Sequence[Column] = COLUMNS) -> list[ScoredGroup]:
+        """Read and remove groups, in the order asked for; all of them or, on an error, none.
+
+        Args:
+            columns: what is read; the trajectories have no artifacts where 'media' is not among them. Either way the
+                whole groups are removed.
+
+        Raises:
+            DataError: an id is not stored, or was asked for twice; or 'train' is not among the columns.
+        """
+        ...
+
+    def drop(self, group_ids: Sequence[str]) -> None:
+        """Remove groups unread, all or none of them; errors as in :meth:`take`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the plane holds outside this process; safe to call twice."""
+        ...

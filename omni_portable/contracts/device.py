@@ -2,9 +2,9 @@
 
 A device package implements :class:`Device` and registers it under ``omni_portable.devices``. A device's spec
 (`PluginSpec.capabilities`) carries 'generations' (tuple of names, may be empty), 'accelerator' (False for the host
-processor) and, where installations can be broken in ways of their own, 'stack_check': 'module:function' of a function
-(generation, '' for unknown) -> :class:`StackState` that imports no torch. Device modules load without torch, so that
-`static_profile` answers on any machine.
+processor), 'ray_resource' (what Ray calls it, where Ray counts such devices) and, where installations can be broken in
+ways of their own, 'stack_check': 'module:function' of a function (generation, '' for unknown) -> :class:`StackState`
+that imports no torch. Device modules load without torch, so that `static_profile` answers on any machine.
 """
 
 from __future__ import annotations

@@ -92,6 +92,14 @@ class ConsistencyError(OmniPortableError):
     """Actor and rollout disagree by more than the recipe allows."""
 
 
+class ClusterError(OmniPortableError):
+    """A cluster that cannot be reached, has no room for what the run asks for, or does not answer."""
+
+
+class WorkerLostError(OmniPortableError):
+    """A role's process that is gone: killed, out of memory, or its machine lost. What it was doing is lost with it."""
+
+
 class CheckpointError(OmniPortableError):
     """A checkpoint that is missing, incomplete, corrupt, or of another run."""
 

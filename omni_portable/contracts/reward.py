@@ -43,6 +43,27 @@ class RewardOutput:
     details: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass
+class ComposedReward:
+    """Rewards of N samples.
+
+    Args:
+        total: weighted sums, finite for every sample that is not in `failed`, NaN for those that are.
+        components: '<scorer>/score' and '<scorer>/<component>' -> N floats (NaN where that scorer failed).
+        details: one mapping per sample, scorer -> what it reports.
+        failed: sample ids without a reward, in sample order; only with `on_error: drop_group`.
+        seconds: scorer -> wall time.
+        errors: failed sample id -> what went wrong.
+    """
+
+    total: list[float]
+    components: dict[str, list[float]]
+    details: list[dict[str, Any]]
+    failed: list[str]
+    seconds: dict[str, float]
+    errors: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class ScorerRequirements:
     """Artifacts (name -> modality) and metadata fields a scorer needs of every sample."""
@@ -59,3 +80,9 @@ class Scorer(Protocol):
     requires: ScorerRequirements
 
     def score(self, batch: Sequence[RewardSample]) -> RewardOutput: ...
+
+
+class Scoring(Protocol):
+    """A composed reward, here or in another process."""
+
+    async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward: ...

@@ -254,3 +254,29 @@ class RolloutEngine(Protocol):
     def statistics(self) -> dict[str, float]:
         """``perf/rollout/...`` metrics since the last call: batch sizes, forwards, cache hits, seconds by part."""
         ...
+
+
+@runtime_checkable
+class StagedUpdates(Protocol):
+    """What an engine may offer beside `update_weights`: receiving and applying as two steps, so that many replicas
+    change together or not at all. `update_weights` is the one after the other."""
+
+    def stage_weights(self, stream: WeightStream, version: int) -> Ack:
+        """Receive the whole stream and verify it; the policy is not touched. A former staged update is dropped.
+
+        Raises:
+            WeightSyncError: the stream does not fit its manifest.
+        """
+        ...
+
+    def commit_weights(self, version: int) -> Ack:
+        """Apply what was staged for `version`, as `update_weights` would.
+
+        Raises:
+            WeightSyncError: nothing was staged for it, or it cannot be applied.
+        """
+        ...
+
+    def discard_weights(self) -> Ack:
+        """Drop what was staged, if anything was."""
+        ...

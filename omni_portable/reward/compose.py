@@ -6,38 +6,34 @@ import asyncio
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from omni_portable.config.plugins import plugin_options
 from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError, NonFiniteError
-from omni_portable.contracts.reward import RewardSample, Scorer, ScorerRequirements
+from omni_portable.contracts.reward import ComposedReward, RewardSample, Scorer, ScorerRequirements
 from omni_portable.reward.deadline import GuardedScorer
 from omni_portable.reward.policy import FAILURE_POLICIES, FailurePolicy, ScorerResult, run_scorer
 from omni_portable.reward.requirements import check_samples, merge_requirements
 
 
-@dataclass
-class ComposedReward:
-    """Rewards of N samples.
-
-    Args:
-        total: weighted sums, finite for every sample that is not in `failed`, NaN for those that are.
-        components: '<scorer>/score' and '<scorer>/<component>' -> N floats (NaN where that scorer failed).
-        details: one mapping per sample, scorer -> what it reports.
-        failed: sample ids without a reward, in sample order; only with `on_error: drop_group`.
-        seconds: scorer -> wall time.
-        errors: failed sample id -> what went wrong.
-    """
-
-    total: list[float]
-    components: dict[str, list[float]]
-    details: list[dict[str, Any]]
-    failed: list[str]
-    seconds: dict[str, float]
-    errors: dict[str, str] = field(default_factory=dict)
+def join_rewards(parts: Sequence[ComposedReward]) -> ComposedReward:
+    """Rewards of consecutive sets of samples as one; seconds add up."""
+    names = dict.fromkeys(name for part in parts for name in part.components)
+    scorers = dict.fromkeys(name for part in parts for name in part.seconds)
+    return ComposedReward(
+        total=[value for part in parts for value in part.total],
+        components={
+            name: [v for part in parts for v in part.components.get(name, [math.nan] * len(part.total))]
+            for name in names
+        },
+        details=[row for part in parts for row in part.details],
+        failed=[name for part in parts for name in part.failed],
+        seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in scorers},
+        errors={name: text for part in parts for name, text in part.errors.items()},
+    )
 
 
 @dataclass(frozen=True)

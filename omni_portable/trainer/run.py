@@ -13,13 +13,13 @@ import torch
 
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.loader import plugin_options, to_yaml
+from omni_portable.config.modes import SYNC
 from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
-from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
@@ -27,8 +27,13 @@ from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewin
 from omni_portable.trainer.consistency import SyncProof
 from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
-from omni_portable.trainer.loop import Loop, Producer
+from omni_portable.trainer.loop import Loop
+from omni_portable.trainer.modes.base import Server
+from omni_portable.trainer.modes.choose import make_turns
+from omni_portable.trainer.modes.gate import Gate
+from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
+from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
@@ -36,8 +41,8 @@ from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
 from omni_portable.trainer.summary import summarise
+from omni_portable.trainer.timeline import rewind_timeline
 from omni_portable.trainer.timing import StageClock
-from omni_portable.trainer.turns import SyncTurns, push_weights
 from omni_portable.trainer.validation import ValidationStage
 
 log = logging.getLogger(__name__)
@@ -60,15 +65,16 @@ def run(config: RunConfig) -> RunOutcome:
     """Train as configured (a configuration from `load_config`); continue a run where trainer.resume says so."""
     if config.device.threads:
         torch.set_num_threads(config.device.threads)
+    launcher = make_launcher(config)
     prepared = prepare(config)
     with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
-        state = TrainerState(step=0, policy_version=1, submissions=0, fingerprint=fingerprint(config))
+        state = TrainerState(step=0, policy_version=1, fingerprint=fingerprint(config))
         if checkpoint is not None:
             state = open_checkpoint(checkpoint, config)
         with ExitStack() as stack:
-            loop = _build(config, prepared, directory, checkpoint, state, stack)
-            asyncio.run(_train(loop))
+            loop = _build(config, launcher, prepared, directory, checkpoint, state, stack)
+            asyncio.run(loop.run())
             with disk_errors(directory.path / "export"):
                 loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
         summary = summarise(directory.path)
@@ -76,15 +82,9 @@ def run(config: RunConfig) -> RunOutcome:
         return RunOutcome(directory.path, write_report(directory.path), summary)
 
 
-async def _train(loop: Loop) -> None:
-    proof = loop.turns.proof
-    loop.engine.pause()
-    await push_weights(loop.actor, loop.engine, proof, loop.turns.version, loop.turns.policy)
-    await loop.run()
-
-
 def _build(
     config: RunConfig,
+    launcher: Launcher,
     prepared: Prepared,
     directory: RunDirectory,
     checkpoint: Path | None,
@@ -94,14 +94,9 @@ def _build(
     device = prepared.device
     determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
     setup = EngineSetup(config=config, device=device, load=prepared.load, requires=prepared.algorithm.requires)
-    launcher: Launcher = registry.load("launcher", config.launcher.name)(
-        plugin_options("launcher", config.launcher.name, config.launcher.options)
-    )
     stack.callback(launcher.shutdown)
-    actor: TrainEngine = launcher.start("actor", lambda: registry.load("train_engine", config.actor.engine)(setup))
-    engine: RolloutEngine = launcher.start(
-        "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
-    )
+    placed = place(launcher, setup, prepared.composer, directory.path, stack)
+    actor = placed.actor
     adapter = load_adapter(setup, ()) if trained_kind(config) == "diffusion" else None
     verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
     directory.require_space(_space_needed(actor), "checkpoints, images and logs")
@@ -111,38 +106,49 @@ def _build(
     # Only now, when nothing of the new configuration can be refused any more, does it replace what is there.
     for kept in rewind(directory.path, state.step):
         log.info("a later checkpoint is kept as %s", kept)
+    rewind_timeline(directory.path, state.step)
     write_text(directory.path / "config.yaml", to_yaml(config))
     write_text(directory.path / "plan.txt", plan_text(config))
     environment = describe_environment(device, prepared.dtype, prepared.load.attention, verified, determinism)
     write_json(directory.path / "environment.json", environment)
     progress = make_progress(config.trainer.progress, config.trainer.total_steps, state.step)
     stack.callback(progress.close)
-    return _wire(config, prepared, directory.path, actor, engine, adapter, state, progress, stack)
+    return _wire(config, prepared, directory.path, placed, adapter, state, progress, stack)
 
 
 def _wire(
     config: RunConfig,
     prepared: Prepared,
     run_dir: Path,
-    actor: TrainEngine,
-    engine: RolloutEngine,
+    placed: Placed,
     adapter: DiffusionAdapter | None,
     state: TrainerState,
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
-    clock = StageClock()
-    rollout, reward = RolloutStage(engine), RewardStage(prepared.composer)
+    actor, engine, clock = placed.actor, placed.engine, StageClock()
+    gate, mode = Gate(), config.trainer.mode
+    reward = RewardStage(*placed.rewards)
+    rollout = RolloutStage(
+        engine,
+        piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
+        width=config.rollout.replicas,
+        gate=gate,
+        resubmit=mode == "fully_async",
+    )
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
+    stack.callback(plane.close)
     buffer = ReplayBuffer(plane, config.dataplane.max_staleness)
+    if left := buffer.discard():
+        log.info("%d groups of an earlier process waited; they are drawn again from the checkpoint's policy", left)
     requests = drawing(config, prepared.algorithm, None if adapter is None else schedules(config, adapter))
     probe = requests.probe(prepared.train_rows[0]) if config.consistency.probe else None
     validation = None
     if prepared.validation_rows:
         validation = ValidationStage(
-            rollout,
+            RolloutStage(engine),
             reward,
             requests.validation(prepared.validation_rows),
             run_dir / "validation",
@@ -158,8 +164,18 @@ def _wire(
         buffer=buffer,
         clock=clock,
         progress=progress,
-        submissions=state.submissions,
+        overlap=config.reward.overlap or config.trainer.mode != SYNC,
     )
+    server = Server(
+        actor=actor,
+        engine=engine,
+        proof=SyncProof(actor, engine, probe),
+        buffer=buffer,
+        version=state.policy_version,
+        policy=prepared.algorithm.rollout_policy,
+        sleep_level=config.rollout.sleep_level,
+    )
+    turns = make_turns(config, producer.produce, server, buffer, gate, state.step)
     loggers = [
         registry.load("logger", name)(plugin_options("logger", name, {}), run_dir, state.step)
         for name in config.trainer.loggers
@@ -175,15 +191,7 @@ def _wire(
         buffer=buffer,
         advantage=AdvantageStage(prepared.algorithm, config.data.train_batch_size),
         update=UpdateStage(actor, prepared.algorithm, config.actor.mini_batch_size, config.actor.epochs),
-        turns=SyncTurns(
-            producer.produce,
-            actor,
-            engine,
-            SyncProof(actor, engine, probe),
-            config.rollout.sleep_level,
-            state.policy_version,
-            prepared.algorithm.rollout_policy,
-        ),
+        turns=turns,
         validation=validation,
         checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),
         loggers=loggers,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from omni_portable.trainer.rundir import disk_errors
 
+LOGGERS = ("omni_portable", "omni_backends", "omni_devices")
+"""Names of the packages that log."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -45,14 +47,16 @@ class LogFile(logging.Handler):
 def log_to(path: Path) -> Iterator[None]:
     """Write what the package logs to a file while the context is open, and the traceback of what ends it."""
     handler = LogFile(path)
-    root = logging.getLogger("omni_portable")
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     try:
         yield
     except BaseException:
         log.exception("the run stopped")
         raise
     finally:
-        root.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
         handler.close()

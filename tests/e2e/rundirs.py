@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-CLOCKS = ("timing_s/", "perf/")
+CLOCKS = ("timing_s/", "perf/", "role_s/", "critical_path_s/")
 """Prefixes of metrics that no two runs share."""
 OWN = ("run.lock", "log.txt")
 """Files that every attempt to run may write."""

@@ -1,11 +1,15 @@
+import asyncio
+
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from omni_backends.dataplane.local import LocalDataPlane
+from omni_portable.contracts.dataplane import COLUMNS, DataPlaneFullError
 from omni_portable.contracts.errors import ConfigError, DataError
 from omni_portable.rollout.replay_buffer import ReplayBuffer
+from tests.support.planes import media_group
 from tests.support.requests import make_group
 
 
@@ -13,16 +17,16 @@ def ids(groups):
     return [group.group_id for group in groups]
 
 
-def test_groups_come_out_by_version_then_submission_whatever_order_they_arrived_in():
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=9)
+def test_groups_come_out_by_version_then_submission_whatever_order_they_arrived_in(plane):
+    buffer = ReplayBuffer(plane, max_staleness=9)
     for name, submission, version in (("late", 3, 1), ("new", 0, 2), ("early", 1, 1), ("old", 7, 0)):
         buffer.add(make_group(name, submission, [version] * 2))
     assert ids(buffer.sample(3, 2)) == ["old", "early", "late"]
     assert ids(buffer.sample(1, 2)) == ["new"]
 
 
-def test_a_group_is_as_stale_as_its_oldest_sample_and_is_evicted_whole():
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=1)
+def test_a_group_is_as_stale_as_its_oldest_sample_and_is_evicted_whole(plane):
+    buffer = ReplayBuffer(plane, max_staleness=1)
     buffer.add(make_group("mixed", 0, [3, 1, 3]))
     buffer.add(make_group("fresh", 1, [2, 2]))
     assert buffer.available(3) == 1
@@ -41,8 +45,8 @@ def test_a_group_is_as_stale_as_its_oldest_sample_and_is_evicted_whole():
     assert buffer.statistics()["replay/evicted_groups"] == 0.0
 
 
-def test_a_group_id_may_be_added_once_even_after_it_left():
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+def test_a_group_id_may_be_added_once_even_after_it_left(plane):
+    buffer = ReplayBuffer(plane, max_staleness=0)
     buffer.add(make_group("g", 0, [0]))
     with pytest.raises(DataError, match="'g' was added"):
         buffer.add(make_group("g", 1, [0]))
@@ -51,8 +55,7 @@ def test_a_group_id_may_be_added_once_even_after_it_left():
         buffer.add(make_group("g", 2, [0]))
 
 
-def test_groups_that_a_plane_already_holds_count_as_added():
-    plane = LocalDataPlane()
+def test_groups_that_a_plane_already_holds_count_as_added(plane):
     plane.put(make_group("kept", 0, [0]))
     buffer = ReplayBuffer(plane, max_staleness=0)
     with pytest.raises(DataError):
@@ -60,8 +63,8 @@ def test_groups_that_a_plane_already_holds_count_as_added():
     assert ids(buffer.sample(1, 0)) == ["kept"]
 
 
-def test_asking_for_more_than_there_is_removes_nothing_fresh():
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+def test_asking_for_more_than_there_is_removes_nothing_fresh(plane):
+    buffer = ReplayBuffer(plane, max_staleness=0)
     buffer.add(make_group("g", 0, [4]))
     with pytest.raises(DataError, match="asked for 2 groups but holds 1"):
         buffer.sample(2, 4)
@@ -70,8 +73,8 @@ def test_asking_for_more_than_there_is_removes_nothing_fresh():
         buffer.sample(0, 4)
 
 
-def test_a_group_from_the_future_is_an_error_and_stays():
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=3)
+def test_a_group_from_the_future_is_an_error_and_stays(plane):
+    buffer = ReplayBuffer(plane, max_staleness=3)
     buffer.add(make_group("g", 0, [5]))
     for ask in (lambda: buffer.available(4), lambda: buffer.sample(1, 4)):
         with pytest.raises(DataError, match="newer than"):
@@ -79,31 +82,96 @@ def test_a_group_from_the_future_is_an_error_and_stays():
     assert len(buffer) == 1
 
 
+def test_what_is_discarded_may_be_added_again(plane):
+    buffer = ReplayBuffer(plane, max_staleness=0)
+    for number in range(2):
+        buffer.add(make_group(f"g{number}", number, [0]))
+    assert buffer.discard() == 2
+    assert (len(buffer), plane.tags(), buffer.discard()) == (0, [], 0)
+    buffer.add(make_group("g0", 0, [0]))
+    assert ids(buffer.sample(1, 0)) == ["g0"]
+
+
 @pytest.mark.parametrize("field", ["rewards", "components", "details"])
-def test_ragged_groups_are_refused(field):
+def test_ragged_groups_are_refused(plane, field):
     group = make_group("g", 0, [0, 0])
     ragged = {"rewards": [1.0], "components": {"ocr": [1.0]}, "details": [{}]}
     setattr(group, field, ragged[field])
-    buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+    buffer = ReplayBuffer(plane, max_staleness=0)
     with pytest.raises(DataError, match="has 2 trajectories"):
         buffer.add(group)
     assert len(buffer) == 0
 
 
-def test_empty_groups_and_negative_staleness_are_refused():
+def test_empty_groups_and_negative_staleness_are_refused(plane):
     with pytest.raises(DataError, match="no trajectories"):
-        ReplayBuffer(LocalDataPlane(), 0).add(make_group("g", 0, []))
+        ReplayBuffer(plane, 0).add(make_group("g", 0, []))
     with pytest.raises(ConfigError, match="max_staleness is -1"):
-        ReplayBuffer(LocalDataPlane(), -1)
+        ReplayBuffer(plane, -1)
+
+
+def test_the_plane_is_asked_for_what_training_reads_unless_more_is_wanted(plane):
+    buffer = ReplayBuffer(plane, max_staleness=0)
+    for number in range(2):
+        buffer.add(media_group(f"g{number}", number))
+    (lean,) = buffer.sample(1, 3)
+    assert [each.artifacts for each in lean.trajectories] == [{}, {}]
+    (whole,) = buffer.sample(1, 3, COLUMNS)
+    assert sorted(whole.trajectories[1].artifacts) == ["image", "response"]
+
+
+class Narrow(LocalDataPlane):
+    """Room for one group, and for whoever comes first."""
+
+    async def room(self, size=0):
+        while self.tags():
+            await asyncio.sleep(0)
+
+    def put(self, group):
+        if self.tags():
+            raise DataPlaneFullError("full", size=7)
+        super().put(group)
+
+
+def test_store_waits_for_room_while_others_are_served():
+    buffer, order = ReplayBuffer(Narrow(), max_staleness=0), []
+
+    async def consume():
+        while len(order) < 4:
+            if buffer.available(0):
+                order.extend(ids(buffer.sample(1, 0)))
+            await asyncio.sleep(0)
+
+    async def everything():
+        await asyncio.gather(consume(), *(buffer.store(make_group(f"g{i}", i, [0])) for i in range(4)))
+
+    asyncio.run(asyncio.wait_for(everything(), 60))
+    assert sorted(order) == ["g0", "g1", "g2", "g3"]
+
+
+def test_a_group_that_found_no_room_may_be_added_later():
+    buffer = ReplayBuffer(Narrow(), max_staleness=0)
+    buffer.add(make_group("a", 0, [0]))
+    with pytest.raises(DataPlaneFullError):
+        buffer.add(make_group("b", 1, [0]))
+    assert len(buffer) == 1
+    buffer.sample(1, 0)
+    buffer.add(make_group("b", 1, [0]))
+    assert ids(buffer.sample(1, 0)) == ["b"]
 
 
 class BufferMachine(RuleBasedStateMachine):
     """The buffer against a plain list of (version, submission, id)."""
 
+    def __init__(self, plane):
+        super().__init__()
+        self.plane = plane
+
     @initialize(staleness=st.integers(0, 3))
     def start(self, staleness):
         self.staleness = staleness
-        self.buffer = ReplayBuffer(LocalDataPlane(), staleness)
+        self.plane.drop([tag.group_id for tag in self.plane.tags()])
+        self.buffer = ReplayBuffer(self.plane, staleness)
         self.waiting, self.out, self.evicted, self.version, self.added = [], [], [], 0, 0
 
     @rule(lag=st.integers(0, 4), submission=st.integers(0, 5), size=st.integers(1, 3))
@@ -145,5 +213,12 @@ class BufferMachine(RuleBasedStateMachine):
             assert self.buffer.statistics()["replay/evicted_groups"] == len(self.evicted)
 
 
-TestBufferMachine = BufferMachine.TestCase
-TestBufferMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+def test_the_buffer_behaves_as_its_model(plane):
+    local = plane.name == "local"
+    bounds = settings(
+        max_examples=40 if local else 6,
+        stateful_step_count=30 if local else 16,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    run_state_machine_as_test(lambda: BufferMachine(plane), settings=bounds)

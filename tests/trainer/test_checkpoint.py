@@ -20,7 +20,7 @@ from omni_portable.trainer.checkpoint import (
 
 
 def state(step: int) -> TrainerState:
-    return TrainerState(step=step, policy_version=step + 1, submissions=step * 4, fingerprint="abc")
+    return TrainerState(step=step, policy_version=step + 1, fingerprint="abc")
 
 
 def write_parts(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_interrupted_removal_is_no_checkpoint_and_is_cleared_away(
 
 def test_a_step_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(1), write_parts)
-    again = TrainerState(step=1, policy_version=9, submissions=9, fingerprint="def")
+    again = TrainerState(step=1, policy_version=9, fingerprint="def")
     assert read_checkpoint(save_checkpoint(tmp_path, again, write_parts)) == again
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
 
@@ -160,8 +160,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
 
 
 def test_a_state_of_another_type_is_refused(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, dataclasses.replace(state(3), submissions=None), write_parts)
-    with pytest.raises(CheckpointError, match="submissions"):
+    folder = save_checkpoint(tmp_path, dataclasses.replace(state(3), policy_version=None), write_parts)
+    with pytest.raises(CheckpointError, match="policy_version"):
         read_checkpoint(folder)
 
 

@@ -16,7 +16,8 @@ from omni_portable.contracts.registry import NoOptions
 from omni_portable.data.prompts import PromptRow, PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.drawing import Schedules, drawing
-from omni_portable.trainer.loop import Loop, Producer, reward_metrics
+from omni_portable.trainer.loop import Loop, reward_metrics
+from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import SilentProgress
 from omni_portable.trainer.timing import StageClock
 from tests.support.requests import SCHEDULE, make_trajectory
@@ -29,12 +30,18 @@ class RecordingRollout:
     def __init__(self) -> None:
         self.rounds: list[list[Any]] = []
 
+    def pieces(self, requests: list) -> list[list]:
+        return [requests[:2], requests[2:]]
+
+    async def draw(self, requests: list, clock: StageClock) -> list:
+        return await self.run(requests)
+
     async def run(self, requests: list) -> list:
         self.rounds.append(requests)
         return [make_trajectory(request) for request in requests]
 
 
-def make_producer(submissions: int = 0) -> tuple[Producer, RecordingRollout, ReplayBuffer]:
+def make_producer() -> tuple[Producer, RecordingRollout, ReplayBuffer]:
     rollout = RecordingRollout()
     buffer = ReplayBuffer(registry.load("data_plane", "local")(NoOptions()), max_staleness=0)
     config = RunConfig(rollout=RolloutConfig(n=2), trainer=TrainerConfig(seed=3))
@@ -48,7 +55,6 @@ def make_producer(submissions: int = 0) -> tuple[Producer, RecordingRollout, Rep
         buffer=buffer,
         clock=StageClock(),
         progress=SilentProgress(),
-        submissions=submissions,
     )
     return producer, rollout, buffer
 
@@ -63,17 +69,17 @@ def test_each_step_has_its_own_prompts_seed_and_ids() -> None:
     assert first[0].seed != second[0].seed
     assert not {r.request_id for r in first} & {r.request_id for r in second}
     assert len(buffer) == 4
-    assert producer.submissions == 4
+    assert [tag.submission for tag in buffer._plane.tags()] == [0, 1, 2, 3]
 
 
 def test_a_step_is_the_same_whether_or_not_others_came_before() -> None:
-    producer, rollout, _ = make_producer()
+    producer, rollout, buffer = make_producer()
     for step in (1, 2):
-        asyncio.run(producer.produce(step))
-    resumed, alone, _ = make_producer(submissions=2)
+        assert asyncio.run(producer.produce(step)) == 2
+    resumed, alone, other = make_producer()
     asyncio.run(resumed.produce(2))
     assert alone.rounds[0] == rollout.rounds[1]
-    assert resumed.submissions == producer.submissions
+    assert other._plane.tags() == buffer._plane.tags()[2:]
 
 
 def test_dropped_groups_are_counted_per_step() -> None:
@@ -81,7 +87,7 @@ def test_dropped_groups_are_counted_per_step() -> None:
     producer.reward = FixedReward(make_reward([0.0, 1.0, 2.0, 3.0], failed=["r1"]))  # type: ignore[assignment]
     producer.reward.reward.failed = ["step-1/00000/001"]
     asyncio.run(producer.produce(1))
-    assert (producer.dropped_groups, len(buffer), producer.submissions) == (1, 1, 2)
+    assert (producer.logs[1].dropped_groups, len(buffer)) == (1, 1)
 
 
 class Scheduled(Loop):
@@ -101,7 +107,13 @@ class Scheduled(Loop):
         self.events.append(f"save {step}")  # type: ignore[attr-defined]
 
 
-def events(trainer: TrainerConfig, *, start: int = 0, validation: bool = True) -> list[str]:
+class IdleTurns:
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def events(run_dir: Path, trainer: TrainerConfig, *, start: int = 0, validation: bool = True) -> list[str]:
     logged = SimpleNamespace(log=lambda step, metrics: loop.events.append(f"log {step}"))  # type: ignore[attr-defined]
     fields: dict[str, Any] = dict.fromkeys(
         ("actor", "engine", "producer", "buffer", "advantage", "update", "turns", "checkpoint")
@@ -109,7 +121,7 @@ def events(trainer: TrainerConfig, *, start: int = 0, validation: bool = True) -
     loop = Scheduled(
         **fields,
         config=RunConfig(trainer=trainer),
-        run_dir=Path("unused"),
+        run_dir=run_dir,
         validation=object() if validation else None,  # type: ignore[arg-type]
         loggers=[logged],  # type: ignore[list-item]
         clock=StageClock(),
@@ -117,30 +129,31 @@ def events(trainer: TrainerConfig, *, start: int = 0, validation: bool = True) -
         start_step=start,
     )
     loop.events = []  # type: ignore[attr-defined]
+    loop.turns = IdleTurns()  # type: ignore[assignment]
     asyncio.run(loop.run())
     return loop.events  # type: ignore[attr-defined]
 
 
-def test_validation_before_and_after_and_a_checkpoint_at_the_end() -> None:
-    found = events(TrainerConfig(total_steps=2, save_interval=0, validate_interval=0))
+def test_validation_before_and_after_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
+    found = events(tmp_path, TrainerConfig(total_steps=2, save_interval=0, validate_interval=0))
     assert found == ["validate 0", "log 0", "step 1", "log 1", "step 2", "validate 2", "log 2", "save 2"]
 
 
-def test_intervals() -> None:
-    found = events(TrainerConfig(total_steps=5, save_interval=2, validate_interval=3, validate_before=False))
+def test_intervals(tmp_path: Path) -> None:
+    found = events(tmp_path, TrainerConfig(total_steps=5, save_interval=2, validate_interval=3, validate_before=False))
     assert [e for e in found if e.startswith("validate")] == ["validate 3", "validate 5"]
     assert [e for e in found if e.startswith("save")] == ["save 2", "save 4", "save 5"]
     assert found.index("log 2") < found.index("save 2"), "a checkpoint never precedes its step's row"
 
 
-def test_a_continuation_neither_repeats_nor_validates_before() -> None:
-    found = events(TrainerConfig(total_steps=4, save_interval=0), start=2)
+def test_a_continuation_neither_repeats_nor_validates_before(tmp_path: Path) -> None:
+    found = events(tmp_path, TrainerConfig(total_steps=4, save_interval=0), start=2)
     assert found == ["step 3", "log 3", "step 4", "validate 4", "log 4", "save 4"]
-    assert events(TrainerConfig(total_steps=4), start=4) == []
+    assert events(tmp_path, TrainerConfig(total_steps=4), start=4) == []
 
 
-def test_no_validation_set() -> None:
-    assert events(TrainerConfig(total_steps=1), validation=False) == ["step 1", "log 1", "save 1"]
+def test_no_validation_set(tmp_path: Path) -> None:
+    assert events(tmp_path, TrainerConfig(total_steps=1), validation=False) == ["step 1", "log 1", "save 1"]
 
 
 def test_reward_metrics() -> None:

@@ -60,7 +60,7 @@ def make_config(**changes: object) -> RunConfig:
 
 def save(root: Path, config: RunConfig, step: int = 3) -> tuple[Path, TrainerState]:
     stage = CheckpointStage(root, FileActor(f"weights {step}"), CountingDevice(), config)  # type: ignore[arg-type]
-    state = TrainerState(step=step, policy_version=step + 1, submissions=0, fingerprint=stage.fingerprint)
+    state = TrainerState(step=step, policy_version=step + 1, fingerprint=stage.fingerprint)
     return stage.run(state), state
 
 
@@ -169,5 +169,5 @@ def test_an_engine_that_fails_to_save_leaves_nothing(tmp_path: Path) -> None:
 
     stage = CheckpointStage(tmp_path, SimpleNamespace(save=broken), CountingDevice(), make_config())  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no state"):
-        stage.run(TrainerState(1, 1, 0, stage.fingerprint))
+        stage.run(TrainerState(1, 1, stage.fingerprint))
     assert list(tmp_path.iterdir()) == []

@@ -22,8 +22,8 @@ from omni_portable.reward.compose import ComposedReward
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.consistency import SyncProof, logprob_metrics, stack_log_probs
 from omni_portable.trainer.drawing import drawing
-from omni_portable.trainer.loop import Producer
 from omni_portable.trainer.measure import batch_shape_gaps, row_timesteps
+from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import SilentProgress
 from omni_portable.trainer.responses import response_metrics
 from omni_portable.trainer.stages import AdvantageStage
@@ -100,18 +100,18 @@ def produce(equal: str, **options: Any) -> tuple[Producer, Scored, list[ScoredGr
 
 def test_prompts_are_drawn_until_enough_groups_carry_a_signal() -> None:
     producer, scored, groups = produce("ab")
-    assert producer.refills == 1
+    assert producer.logs[1].refills == 1
     assert [g.trajectories[0].request.prompt_id for g in groups] == list("abcd")
     assert scored.rounds[1][0] == "step-1-refill-1/00000/000"
     batch = AdvantageStage(producer.algorithm, 2).run(groups, 0)
     assert batch is not None
     assert [t.request.prompt_id for t in batch.trajectories] == list("ccdd")
-    assert produce("")[0].refills == 0
+    assert produce("")[0].logs[1].refills == 0
 
 
 def test_refilling_is_bounded_and_what_is_missing_is_done_without() -> None:
     producer, _, groups = produce("abcde", refill_rounds=2)
-    assert (producer.refills, len(groups)) == (2, 6)
+    assert (producer.logs[1].refills, len(groups)) == (2, 6)
     batch = AdvantageStage(producer.algorithm, 2).run(groups, 0)
     assert batch is not None
     assert [t.request.prompt_id for t in batch.trajectories] == list("ff")

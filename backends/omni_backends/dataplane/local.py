@@ -6,7 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from omni_portable.contracts.dataplane import GroupTag, ScoredGroup
+from omni_backends.dataplane.columns import check_columns, without_media
+from omni_portable.contracts.dataplane import COLUMNS, MEDIA, Column, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.registry import NoOptions, PluginSpec
 
@@ -38,25 +39,38 @@ class LocalDataPlane:
                 raise DataError(f"the data plane 'local' holds a group '{group.group_id}' already")
             self._groups[group.group_id] = group
 
+    async def room(self, size: int = 0) -> None:
+        """There is always room: how far rollout may run ahead bounds what waits here."""
+
     def tags(self) -> list[GroupTag]:
         """What is stored, in the order it was put."""
         with self._lock:
             groups = list(self._groups.values())
         return [GroupTag(g.group_id, g.submission, g.policy_version, len(g.trajectories)) for g in groups]
 
-    def take(self, group_ids: Sequence[str]) -> list[ScoredGroup]:
+    def take(self, group_ids: Sequence[str], columns: Sequence[Column] = COLUMNS) -> list[ScoredGroup]:
         """Remove and return groups in the order asked for; all of them or, on an error, none.
 
         Raises:
-            DataError: an id is not stored, or was asked for twice.
+            DataError: an id is not stored, or was asked for twice; or 'train' is not among the columns.
         """
+        check_columns(columns)
         with self._lock:
             self._check(group_ids)
-            return [self._groups.pop(name) for name in group_ids]
+            groups = [self._groups.pop(name) for name in group_ids]
+        return groups if MEDIA in columns else [without_media(group) for group in groups]
 
     def drop(self, group_ids: Sequence[str]) -> None:
         """Remove groups, all or none of them; errors as in :meth:`take`."""
-        self.take(group_ids)
+        with self._lock:
+            self._check(group_ids)
+            for name in group_ids:
+                del self._groups[name]
+
+    def close(self) -> None:
+        """Forget what is left."""
+        with self._lock:
+            self._groups.clear()
 
     def _check(self, group_ids: Sequence[str]) -> None:
         wrong = [name for name, times in Counter(group_ids).items() if times > 1 or name not in self._groups]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from omni_portable.contracts.errors import LifecycleError
+from omni_portable.contracts.launcher import Role
 from omni_portable.contracts.registry import NoOptions, PluginSpec
-
-Role = TypeVar("Role")
 
 SPEC = PluginSpec(
     name="local",
@@ -16,6 +16,13 @@ SPEC = PluginSpec(
     target="omni_backends.launch.local:LocalLauncher",
     capabilities={"multi_process": False},
 )
+
+
+def builder(role: Role) -> Callable[..., Any]:
+    """The function that a role is built by."""
+    module, _, function = role.build.partition(":")
+    built: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return built
 
 
 class LocalLauncher:
@@ -26,24 +33,34 @@ class LocalLauncher:
     def __init__(self, options: NoOptions | None = None) -> None:
         self._roles: dict[str, object] = {}
 
-    def start(self, role: str, factory: Callable[[], Role]) -> Role:
+    def reserve(self, roles: Sequence[Role]) -> None:
+        """There is room for everything that fits into this process."""
+
+    def start(self, role: Role) -> Any:
         """Build a role.
 
         Raises:
-            LifecycleError: a role of this name is running.
+            LifecycleError: a role of this name and replica is running.
         """
-        if role in self._roles:
+        if role.label in self._roles:
             raise LifecycleError(
-                f"the role '{role}' was started before", remedy="shut the launcher down first, or use another name"
+                f"the role '{role.label}' was started before", remedy="stop it first, or use another replica"
             )
-        built = factory()
-        self._roles[role] = built
+        built = builder(role)(role.config, **role.arguments, **role.here)
+        self._roles[role.label] = built
         return built
+
+    def stop(self, role: Role) -> None:
+        """Close a role where it has a `close`, and let it go."""
+        _close(self._roles.pop(role.label, None))
 
     def shutdown(self) -> None:
         """Close the roles in reverse order of their start: those with a `close` method are asked to, all are let go."""
         while self._roles:
-            _, role = self._roles.popitem()
-            close = getattr(role, "close", None)
-            if callable(close):
-                close()
+            _close(self._roles.popitem()[1])
+
+
+def _close(role: object) -> None:
+    close = getattr(role, "close", None)
+    if callable(close):
+        close()

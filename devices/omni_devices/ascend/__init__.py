@@ -9,6 +9,7 @@ SPEC = PluginSpec(
     capabilities={
         "generations": ("a2", "a3", "a5"),
         "accelerator": True,
+        "ray_resource": "NPU",
         "stack_check": "omni_devices.ascend.stack:state",
     },
 )

@@ -9,6 +9,7 @@ SPEC = PluginSpec(
     capabilities={
         "generations": ("sm80", "sm89", "sm90", "sm100", "sm120"),
         "accelerator": True,
+        "ray_resource": "GPU",
         "stack_check": "omni_devices.cuda.stack:state",
     },
 )

@@ -9,6 +9,7 @@ SPEC = PluginSpec(
     capabilities={
         "generations": ("gfx90a", "gfx942", "gfx950"),
         "accelerator": True,
+        "ray_resource": "GPU",
         "stack_check": "omni_devices.rocm.stack:state",
     },
 )

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from omni_portable.config.loader import plugin_options
 from omni_portable.config.schema import RunConfig
 from omni_portable.conformance.check import NotRun
 from omni_portable.conformance.context import Context
-from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
-from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Schedule, Trajectory
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.data.prompts import load_prompts
 from omni_portable.models.extents import extent_of
+from omni_portable.trainer.placing import make_launcher, run_roles
 from omni_portable.trainer.preflight import prepare_algorithm
 from omni_portable.trainer.requests import make_requests, round_seed
 
@@ -96,13 +94,12 @@ def opened_pair(context: Context, config: RunConfig, samples: int = LARGEST_BATC
         samples: number of requests, where one forward of the rollout takes as many.
     """
     setup = replace(context.setup, config=config)
-    name = config.launcher.name
-    launcher: Launcher = registry.load("launcher", name)(plugin_options("launcher", name, config.launcher.options))
+    launcher = make_launcher(config)
+    roles = {role.name: role for role in run_roles(setup) if role.replica == 0}
     try:
-        actor: TrainEngine = launcher.start("actor", lambda: registry.load("train_engine", config.actor.engine)(setup))
-        engine: RolloutEngine = launcher.start(
-            "rollout", lambda: registry.load("rollout_engine", config.rollout.engine)(setup)
-        )
+        launcher.reserve(list(roles.values()))
+        actor: TrainEngine = launcher.start(roles["actor"])
+        engine: RolloutEngine = launcher.start(roles["rollout"])
         rollout = config.rollout
         schedule = context.bare_adapter.schedule(rollout.num_steps, extent_of(rollout))
         requests = fixed_requests(context, schedule, min(rollout.max_num_seqs, samples), "conformance")

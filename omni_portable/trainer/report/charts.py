@@ -60,8 +60,8 @@ def line_chart(
         parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
     parts += [_curve(frame, line, index) for index, line in enumerate(drawn)]
     spoken = f"{title}: " + "; ".join(f"{line.label} {_in_words(line.points)}" for line in drawn)
-    legend = _legend([line.label for line in drawn]) if len(drawn) > 1 else ""
-    return _figure(title, spoken, "".join(parts), legend, note)
+    names = legend([line.label for line in drawn]) if len(drawn) > 1 else ""
+    return figure(title, spoken, "".join(parts), names, note)
 
 
 def stacked_bars(title: str, steps: Sequence[int], stacks: Mapping[str, Sequence[float]], note: str = "") -> Raw:
@@ -83,18 +83,28 @@ def stacked_bars(title: str, steps: Sequence[int], stacks: Mapping[str, Sequence
                 )
             base[i] += value
     spoken = f"{title}: " + "; ".join(f"{name} {sum(v) / len(v):.2f} on average" for name, v in stacks.items())
-    return _figure(title, spoken, "".join(parts), _legend(list(stacks), filled=True), note)
+    return figure(title, spoken, "".join(parts), legend(list(stacks), filled=True), note)
 
 
-def _figure(title: str, spoken: str, drawing: str, legend: str, note: str) -> Raw:
+def figure(
+    title: str,
+    spoken: str,
+    drawing: str,
+    names: str,
+    note: str,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+    wide: bool = False,
+) -> Raw:
+    """A drawing of `size` pixels with its title, note and legend; a wide one takes a whole line of the page."""
     tail = f'<span class="note">{esc(note)}</span>' if note else ""
+    start = '<figure class="wide">' if wide else "<figure>"
     return Raw(
-        f"<figure><figcaption><b>{esc(title)}</b> {tail}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(spoken)}">{drawing}</svg>{legend}</figure>'
+        f"{start}<figcaption><b>{esc(title)}</b> {tail}</figcaption>"
+        f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{esc(spoken)}">{drawing}</svg>{names}</figure>'
     )
 
 
-def _legend(labels: Sequence[str], filled: bool = False) -> str:
+def legend(labels: Sequence[str], filled: bool = False) -> str:
     kind = "f" if filled else "s"
     shape = '<rect width="12" height="10" y="1" class="{c}"/>' if filled else '<path d="M0 6H22" class="{c}"/>'
     items = "".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omni_portable.trainer.report.charts import Line, line_chart, stacked_bars
 from omni_portable.trainer.report.markup import Raw, number, section, table
 from omni_portable.trainer.report.read import RunData
+from omni_portable.trainer.report.timeline import roles_table, timeline_chart
 
 STAGES = ("rollout", "reward", "update", "sync", "validate", "checkpoint")
 
@@ -65,11 +66,11 @@ def timing_section(data: RunData) -> Raw:
         )
         for stage, values in stacks.items()
     ]
-    chart = stacked_bars("Seconds by stage", steps, stacks)
+    charts = timeline_chart(data.timeline) + stacked_bars("Seconds by stage", steps, stacks)
     head = ("stage", "seconds in all", "seconds each time", "share")
     rates = [(name, *_first_and_last(data, name)) for name in data.names("perf/")]
     extra = table(("figure", "first", "last"), rates, "Throughput") if rates else ""
-    return section("Time", "time", f'<div class="charts">{chart}</div>', table(head, rows), extra)
+    return section("Time", "time", f'<div class="charts">{charts}</div>', table(head, rows), roles_table(data), extra)
 
 
 def _first_and_last(data: RunData, name: str) -> tuple[str, str]:

@@ -13,6 +13,8 @@ import yaml
 
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.checkpoint import list_checkpoints
+from omni_portable.trainer.timeline import read_timeline
+from omni_portable.trainer.timing import Span
 
 Point = tuple[int, float | None]
 
@@ -35,6 +37,7 @@ class RunData:
         config: the resolved configuration as plain data, `config_text` the same as written.
         environment / summary: content of environment.json and summary.json, empty while they do not exist.
         plan: the plan in words.
+        timeline: (step, stretch of a stage) in the order of writing; empty where none was written.
         notes: what is missing or was left out, for the reader.
     """
 
@@ -46,6 +49,7 @@ class RunData:
     summary: dict[str, Any] = field(default_factory=dict)
     plan: str = ""
     validations: list[Validation] = field(default_factory=list)
+    timeline: list[tuple[int, Span]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def series(self, name: str) -> list[Point]:
@@ -104,6 +108,7 @@ def read_run(run_dir: Path) -> RunData:
     if lost:
         data.notes.append(f"metrics.jsonl lacks the rows of {len(lost)} steps, the first of step {lost[0]}")
     data.validations = list(_validations(data))
+    data.timeline = read_timeline(run_dir)
     return data
 
 

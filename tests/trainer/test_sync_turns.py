@@ -8,7 +8,8 @@ import pytest
 
 from omni_portable.contracts.errors import RewardError, WeightSyncError
 from omni_portable.trainer.consistency import SyncProof
-from omni_portable.trainer.turns import SyncTurns, push_weights
+from omni_portable.trainer.modes.base import Server, push_weights
+from omni_portable.trainer.modes.sync import SyncTurns
 from tests.support.requests import make_request
 from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
 
@@ -16,11 +17,13 @@ from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
 def make_turns(sleep_level: int = 0, version: int = 3) -> tuple[SyncTurns, RecordingActor, RecordingEngine, list[int]]:
     actor, engine, produced = RecordingActor(), RecordingEngine(), []
 
-    async def produce(step: int) -> None:
+    async def produce(step: int) -> int:
         produced.append(step)
+        return 4
 
     proof = SyncProof(actor, engine, probe=None)  # type: ignore[arg-type]
-    return SyncTurns(produce, actor, engine, proof, sleep_level, version), actor, engine, produced  # type: ignore[arg-type]
+    server = Server(actor, engine, proof, None, version, sleep_level=sleep_level)  # type: ignore[arg-type]
+    return SyncTurns(produce, server), actor, engine, produced
 
 
 def test_one_step_without_sleep() -> None:
@@ -30,7 +33,7 @@ def test_one_step_without_sleep() -> None:
         await turns.fill(4)
         await turns.before_update()
         actor.values["current"] = 7.0
-        await turns.publish()
+        await turns.publish(1)
 
     asyncio.run(step())
     assert produced == [4]
@@ -44,7 +47,7 @@ def test_one_step_with_sleep(level: int) -> None:
 
     async def step() -> None:
         await turns.before_update()
-        await turns.publish()
+        await turns.publish(1)
 
     asyncio.run(step())
     assert engine.calls == ["pause", f"sleep {level}", "wake", "update current v4", "resume", "checksum"]
@@ -99,7 +102,7 @@ def test_a_refused_update_raises_and_leaves_the_engine_paused_at_its_version() -
 
     async def step() -> None:
         await turns.before_update()
-        await turns.publish()
+        await turns.publish(1)
 
     with pytest.raises(WeightSyncError, match="out of memory"):
         asyncio.run(step())
@@ -111,7 +114,7 @@ def test_weights_that_arrived_altered_are_found() -> None:
     turns, actor, engine, _ = make_turns()
     actor.weights = lambda policy="current": (policy, 99.0)  # type: ignore[method-assign]
     with pytest.raises(WeightSyncError, match="'w' differs"):
-        asyncio.run(push_weights(actor, engine, turns.proof, 4))  # type: ignore[arg-type]
+        asyncio.run(push_weights(actor, engine, SyncProof(actor, engine, probe=None), 4))  # type: ignore[arg-type]
 
 
 def test_the_probe_runs_after_the_engine_resumed() -> None:

@@ -1,0 +1,82 @@
+"""What is stored and on its way, counted in this process against the capacity. Loads without torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+
+class Ledger:
+    """Rows and bytes by key. Every call is atomic.
+
+    Args:
+        rows / size: capacity in rows and in bytes.
+    """
+
+    def __init__(self, rows: int, size: int) -> None:
+        self._rows, self._size = rows, size
+        self._stored: dict[str, int] = {}
+        self._coming: dict[str, int] = {}
+        self._held = 0
+        self._changes = 0
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        with self._lock:
+            count = len(self._stored) + len(self._coming)
+            return f"{count} of {self._rows} groups and {mib(self._held)} of {mib(self._size)} MiB are taken"
+
+    def __contains__(self, key: str) -> bool:
+        with self._lock:
+            return key in self._stored or key in self._coming
+
+    def fits(self, size: int) -> bool:
+        """Is there room for one more row of `size` bytes?"""
+        with self._lock:
+            return self._fits(size)
+
+    def reserve(self, key: str, size: int) -> bool:
+        """Take room for a row that is about to be stored; False where there is none."""
+        with self._lock:
+            if not self._fits(size):
+                return False
+            self._coming[key] = size
+            self._held += size
+            return True
+
+    def settle(self, key: str, stored: bool) -> None:
+        """The row that room was taken for is stored, or is not."""
+        with self._lock:
+            size = self._coming.pop(key)
+            if stored:
+                self._stored[key] = size
+            else:
+                self._held -= size
+            self._changes += 1
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Rows were removed."""
+        with self._lock:
+            self._held -= sum(self._stored.pop(key, 0) for key in keys)
+            self._changes += 1
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change; see :meth:`replace`."""
+        with self._lock:
+            return self._changes
+
+    def replace(self, stored: Mapping[str, int], changes: int) -> None:
+        """What the queue itself says, listed since `changes` was read; left alone where that is no longer current."""
+        with self._lock:
+            if changes == self._changes:
+                self._stored = {key: size for key, size in stored.items() if key not in self._coming}
+                self._held = sum(self._stored.values()) + sum(self._coming.values())
+
+    def _fits(self, size: int) -> bool:
+        return len(self._stored) + len(self._coming) < self._rows and self._held + max(size, 1) <= self._size
+
+
+def mib(size: int) -> str:
+    """Bytes as MiB, for people."""
+    return f"{size / (1 << 20):.1f}"

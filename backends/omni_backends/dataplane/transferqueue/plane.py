@@ -1,0 +1,201 @@
+"""Groups in a TransferQueue: one row per group with the columns 'train' and 'media', bounded in number and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from omni_backends.dataplane.columns import Media, check_columns, joined, media_of, without_media
+from omni_backends.dataplane.transferqueue import TransferQueueOptions, check_installed
+from omni_backends.dataplane.transferqueue.ledger import Ledger, mib
+from omni_backends.dataplane.transferqueue.rows import Rows, Tag
+from omni_backends.dataplane.transferqueue.service import find_or_start
+from omni_backends.launch.ray import RayOptions
+from omni_backends.launch.ray.cluster import connect
+from omni_portable.contracts.dataplane import COLUMNS, MEDIA, TRAIN, Column, DataPlaneFullError, GroupTag, ScoredGroup
+from omni_portable.contracts.errors import ClusterError, DataError
+from omni_portable.rollout.codec import pack, unpack
+
+log = logging.getLogger(__name__)
+
+LOOK_S, ASK_S = 0.05, 1.0
+"""Seconds between two looks for room at what is known here, and between two questions to the queue itself."""
+CLUSTER_CPUS = 1
+CLUSTER_STORE_MIB = 128
+"""Of a cluster that is started for the queue alone; groups do not pass through Ray's object store."""
+
+
+class TransferQueuePlane:
+    """The `DataPlane` contract over one queue.
+
+    One process puts and takes. Another may list, and takes over when the first is gone; who else puts into the same
+    queue is only counted against the capacity once this plane is full or asked for its tags.
+    """
+
+    name = "transferqueue"
+
+    def __init__(self, options: TransferQueueOptions) -> None:
+        check_installed()
+        self._options = options
+        self._ledger = Ledger(options.capacity_groups, options.capacity_mib << 20)
+        cluster = RayOptions(address=options.address, object_store_mib=CLUSTER_STORE_MIB)
+        with ExitStack() as undo:
+            connection = connect(cluster, cpus=CLUSTER_CPUS)
+            undo.callback(connection.close)
+            self._service = find_or_start(options)
+            if not options.queue:
+                undo.callback(self._service.stop)
+            self._rows = Rows(self._service, options.answer_timeout_s)
+            undo.callback(self._rows.close)
+            self._remove_torn()
+            self._undo = undo.pop_all()
+
+    def put(self, group: ScoredGroup) -> None:
+        """Store a group; when this returns, it does not depend on this process any more.
+
+        Raises:
+            DataError: a group of this id is stored already, or it is larger than the whole capacity.
+            DataPlaneFullError: there is no room now.
+            ClusterError: TransferQueue does not answer.
+        """
+        key = group.group_id
+        columns: dict[str, bytes] = {TRAIN: pack(without_media(group)), MEDIA: pack(media_of(group))}
+        size = sum(len(blob) for blob in columns.values())
+        self._reserve(key, size)
+        counts = {"size": len(group.trajectories), "bytes": size}
+        stored = False
+        try:
+            tag = {"submission": group.submission, "version": group.policy_version, **counts}
+            stored = self._rows.put(key, columns, tag)
+        finally:
+            self._ledger.settle(key, stored)
+        if not stored:
+            raise _duplicate(key)
+
+    async def room(self, size: int = 0) -> None:
+        """Wait until a group of `size` bytes would find room, whoever makes it.
+
+        Raises:
+            DataError: there was none for `room_timeout_s`.
+        """
+        began = asked = time.monotonic()
+        while not self._ledger.fits(size):
+            now = time.monotonic()
+            if now - began > self._options.room_timeout_s:
+                raise DataError(
+                    f"the data plane 'transferqueue' is full ({self._ledger}) and nobody took anything out for "
+                    f"{self._options.room_timeout_s:g} seconds",
+                    remedy="raise dataplane.options.capacity_groups and capacity_mib above what steps train on that "
+                    "are drawn at the same time",
+                )
+            if now - asked > ASK_S:
+                await asyncio.to_thread(self._listed)
+                asked = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+
+    def tags(self) -> list[GroupTag]:
+        """What is stored, in the order it was put, as the queue's controller knows it."""
+        listed = self._listed().items()
+        return [GroupTag(key, tag["submission"], tag["version"], tag["size"]) for key, tag in listed]
+
+    def take(self, group_ids: Sequence[str], columns: Sequence[Column] = COLUMNS) -> list[ScoredGroup]:
+        """Read the columns, then remove the groups.
+
+        Should this process die in between, the groups are still stored.
+
+        Raises:
+            DataError: an id is not stored, or was asked for twice; or 'train' is not among the columns.
+            ClusterError: TransferQueue does not answer.
+        """
+        check_columns(columns)
+        self._check_asked(group_ids)
+        if not group_ids:
+            return []
+        rows = self._rows.get(group_ids, [name for name in COLUMNS if name in columns])
+        if rows is None:
+            raise self._missing(group_ids)
+        groups = [_group(*(unpack(blob) for blob in row)) for row in rows]
+        self._remove(group_ids)
+        return groups
+
+    def drop(self, group_ids: Sequence[str]) -> None:
+        """Remove groups unread, all or none of them; errors as in :meth:`take`."""
+        self._check_asked(group_ids)
+        if not set(group_ids) <= self._listed().keys():
+            raise self._missing(group_ids)
+        self._remove(group_ids)
+
+    def close(self) -> None:
+        """Leave the queue. Its processes end, unless it has a name (`options.queue`) and groups wait in it."""
+        with self._undo:
+            if self._options.queue and not self._rows.closed and not self._waiting():
+                self._service.stop()
+
+    def _waiting(self) -> int:
+        try:
+            count = len(self._rows.tags())
+        except ClusterError as error:
+            log.warning("the queue '%s' is ended, it does not answer: %s", self._service.name, error.problem)
+            return 0
+        if count:
+            log.warning("%d groups wait in the queue '%s', which goes on", count, self._service.name)
+        return count
+
+    def _reserve(self, key: str, size: int) -> None:
+        """Take room for a group before it is stored, so that two threads cannot have the same."""
+        capacity = self._options.capacity_mib
+        if size > capacity << 20:
+            raise DataError(
+                f"the group '{key}' takes {mib(size)} MiB, more than may be stored altogether "
+                f"(dataplane.options.capacity_mib={capacity})",
+                remedy="raise dataplane.options.capacity_mib, or draw smaller groups",
+            )
+        if not self._ledger.fits(size):
+            self._listed()
+        if key in self._ledger:
+            raise _duplicate(key)
+        if not self._ledger.reserve(key, size):
+            raise DataPlaneFullError(
+                f"the data plane 'transferqueue' has no room for the group '{key}' of {mib(size)} MiB: {self._ledger}",
+                size=size,
+                remedy="raise dataplane.options.capacity_groups or dataplane.options.capacity_mib",
+            )
+
+    def _listed(self) -> dict[str, Tag]:
+        """What the queue itself says is stored; what is counted here follows it."""
+        changes = self._ledger.changes
+        tags = self._rows.tags()
+        self._ledger.replace({key: tag["bytes"] for key, tag in tags.items()}, changes)
+        return tags
+
+    def _remove(self, group_ids: Sequence[str]) -> None:
+        self._rows.clear(group_ids)
+        self._ledger.forget(group_ids)
+
+    def _remove_torn(self) -> None:
+        """Rows that a process which is gone was about to remove: it had read them."""
+        torn = [key for key in self._listed() if not self._rows.whole(key, COLUMNS)]
+        if torn:
+            log.warning("removed from the queue '%s', where somebody had begun to: %s", self._service.name, torn)
+            self._remove(torn)
+
+    def _check_asked(self, group_ids: Sequence[str]) -> None:
+        twice = [name for name, times in Counter(group_ids).items() if times > 1]
+        if twice:
+            raise DataError(f"the data plane 'transferqueue' was asked for {twice} more than once")
+
+    def _missing(self, group_ids: Sequence[str]) -> DataError:
+        stored = self._listed()
+        return DataError(f"the data plane 'transferqueue' does not hold {[n for n in group_ids if n not in stored]}")
+
+
+def _group(train: ScoredGroup, media: Media | None = None) -> ScoredGroup:
+    return train if media is None else joined(train, media)
+
+
+def _duplicate(key: str) -> DataError:
+    return DataError(f"the data plane 'transferqueue' holds a group '{key}' already")

@@ -1,0 +1,128 @@
+"""Rows of one TransferQueue: a key, columns of bytes and a tag. Everything here may be called from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict
+from transfer_queue.client import AsyncTransferQueueClient
+
+from omni_backends.dataplane.transferqueue.service import BACKEND, Service
+from omni_portable.contracts.errors import ClusterError
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Tag = dict[str, int]
+
+PARTITION = "groups"
+
+
+class Rows:
+    """A client with an event loop of its own.
+
+    The storage manager is called directly, because the client's own put and get set the number of threads of torch for
+    the whole process, which a training step beside them must not see.
+
+    Args:
+        timeout_s: for one call.
+    """
+
+    def __init__(self, service: Service, timeout_s: float) -> None:
+        self._name, self._timeout_s = service.name, timeout_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="transferqueue", daemon=True)
+        self._thread.start()
+        settings = service.settings
+        self._client = AsyncTransferQueueClient(f"omni-portable-{uuid.uuid4().hex[:8]}", settings.controller.zmq_info)
+        self._client.initialize_storage_manager(BACKEND, settings.backend[BACKEND])
+
+    def put(self, key: str, columns: Mapping[str, bytes], tag: Tag) -> bool:
+        """Store a row; False where a row of this key is stored already. The tag is set last: a row with a tag is whole.
+
+        Raises:
+            ClusterError: TransferQueue does not answer, or failed. Nothing is stored then under this key.
+        """
+        return self._wait(self._put(key, columns, tag))
+
+    def get(self, keys: Sequence[str], columns: Sequence[str]) -> list[list[bytes]] | None:
+        """For each key the bytes of each column; None where a row or a column of it is not there."""
+        return self._wait(self._get(keys, columns), len(keys))
+
+    def clear(self, keys: Sequence[str]) -> None:
+        """Remove rows; keys that are not there are passed over."""
+        if keys:
+            self._wait(self._clear(keys))
+
+    def tags(self) -> dict[str, Tag]:
+        """Key -> tag of every row that is whole, in the order they were put."""
+        listed = self._wait(self._client.async_kv_list(PARTITION)).get(PARTITION, {})
+        return {key: tag for key, tag in listed.items() if tag}
+
+    def whole(self, key: str, columns: Sequence[str]) -> bool:
+        """Has the row all columns? Not so once somebody began to remove it."""
+        meta = self._wait(self._client.async_kv_retrieve_meta([key], PARTITION, create=False))
+        return set(columns) <= set(meta.field_names)
+
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def close(self) -> None:
+        """Leave the queue; what is stored stays there."""
+        if not self.closed:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._client.close()
+            self._loop.close()
+
+    async def _put(self, key: str, columns: Mapping[str, bytes], tag: Tag) -> bool:
+        meta = await self._client.async_kv_retrieve_meta([key], PARTITION, create=True)
+        if meta.get_all_custom_meta()[0]:
+            return False
+        held = {name: torch.frombuffer(blob, dtype=torch.uint8)[None] for name, blob in columns.items()}
+        await self._client.storage_manager.put_data(TensorDict(held, batch_size=1), meta)
+        stored = await self._client.async_kv_retrieve_meta([key], PARTITION, create=False)
+        if not set(columns) <= set(stored.field_names):
+            raise RuntimeError("its controller did not take note of the row")
+        stored.update_custom_meta([tag])
+        await self._client.async_set_custom_meta(stored)
+        return True
+
+    async def _get(self, keys: Sequence[str], columns: Sequence[str]) -> list[list[bytes]] | None:
+        meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
+        if meta.size != len(keys) or not set(columns) <= set(meta.field_names):
+            return None
+        meta = meta.select_fields(list(columns))
+        rows = []
+        for index in range(len(keys)):  # one at a time: a batch would be copied into one tensor first
+            data = await self._client.storage_manager.get_data(meta.select_samples([index]))
+            rows.append([data[name][0].numpy().tobytes() for name in columns])
+        return rows
+
+    async def _clear(self, keys: Sequence[str]) -> None:
+        meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
+        if meta.size:
+            await self._client.async_clear_samples(meta)
+
+    def _wait(self, call: Coroutine[Any, Any, Result], groups: int = 1) -> Result:
+        limit = self._timeout_s * max(1, groups)
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, limit), self._loop)
+        try:
+            return future.result()
+        except TimeoutError as error:
+            raise ClusterError(
+                f"the queue '{self._name}' did not answer within {limit:g} seconds: its controller or a storage "
+                "process is gone, or its machine is overloaded",
+                remedy="see `ray status`; dataplane.options.answer_timeout_s allows more time",
+            ) from error
+        except RuntimeError as error:
+            raise ClusterError(
+                f"the queue '{self._name}' failed: {' '.join(str(error).split())[:300]}",
+                remedy="see `ray status` and the output of its processes in Ray's session directory",
+            ) from error

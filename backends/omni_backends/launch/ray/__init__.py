@@ -1,0 +1,73 @@
+"""Roles in processes of their own, on one machine or many, by Ray. Loads without torch and without Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.registry import PluginSpec
+
+REMOTE = ("rollout", "reward")
+"""Roles with processes of their own; the others live with the trainer."""
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    address: str = ""
+    """Cluster to join: 'HOST:PORT' of its head, 'ray://HOST:PORT' of its client server, or 'auto' for the one that runs
+    on this machine. Empty takes the environment's RAY_ADDRESS; without that, a cluster is started here for this run."""
+    rollout_devices: float = 1.0
+    """Devices of one rollout replica; 0 shares the trainer's device. Processors are not counted as devices."""
+    rollout_cpus: float = 1.0
+    """CPUs that the cluster sets aside for one rollout replica."""
+    reward_devices: float = 0.0
+    """Devices of one reward worker."""
+    reward_cpus: float = 1.0
+    """CPUs that the cluster sets aside for one reward worker."""
+    trainer_devices: float = 1.0
+    """Devices that the trainer uses on the machine where it runs, so that the cluster gives them to nobody else."""
+    cpus: int = 0
+    """CPUs of a cluster that is started here, as it counts them (they may be more than there are); 0 is what the roles
+    ask for and four more."""
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """How the workers of one pool are placed on machines: together or apart, where possible or without exception."""
+    object_store_mib: int = 512
+    """Shared memory of a cluster that is started here."""
+    bucket_mib: int = 64
+    """Weights are sent in pieces of at most this size (a larger tensor is a piece of its own)."""
+    start_timeout_s: float = 900.0
+    """Seconds that a worker may take to start and load its model."""
+    answer_timeout_s: float = 600.0
+    """Seconds that a worker may take to answer a lifecycle call; drawing and scoring have no limit here."""
+
+    def __post_init__(self) -> None:
+        for name in ("rollout_devices", "rollout_cpus", "reward_devices", "reward_cpus", "trainer_devices", "cpus"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"launcher.options.{name}={getattr(self, name)} is below 0")
+        for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"launcher.options.{name}={getattr(self, name)} must be above 0")
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse what a mode cannot run with.
+
+        Raises:
+            ConfigError: a mode in which rollout goes on while the actor trains, and no device for it.
+        """
+        if config.trainer.mode != "sync" and self.rollout_devices == 0:
+            raise ConfigError(
+                f"launcher.options.rollout_devices=0: under trainer.mode={config.trainer.mode} rollout goes on while "
+                "the actor trains, and needs devices of its own",
+                remedy="set launcher.options.rollout_devices=1 or more, or trainer.mode=sync",
+            )
+
+
+SPEC = PluginSpec(
+    name="ray",
+    summary="runs rollout and rewards in processes of their own, on one machine or many",
+    target="omni_backends.launch.ray.launcher:RayLauncher",
+    options=RayOptions,
+    capabilities={"multi_process": True},
+)

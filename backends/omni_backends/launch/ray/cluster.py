@@ -1,0 +1,183 @@
+"""Joining a Ray cluster, or starting one for this run that nobody outside this machine can reach."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import ray
+from ray._private import ray_constants
+
+from omni_backends.launch.ray import RayOptions
+from omni_portable.contracts.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Makes Ray take the loopback address for the machine's own on every system, as it does on macOS and Windows; all of
+its servers then listen there only. (An explicit loopback address is replaced by Ray with the machine's outward one.)"""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How this process came to its cluster, and so what must be undone.
+
+    Args:
+        address: for people.
+        started: the cluster was started here and ends with this connection.
+        joined: this process was not connected before.
+        listeners: of a cluster that was started here: 'process address:port' of every server.
+    """
+
+    address: str
+    started: bool
+    joined: bool
+    listeners: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """End what was begun by :func:`connect`, and nothing else."""
+        if self.joined and ray.is_initialized():
+            ray.shutdown()
+
+
+def connect(options: RayOptions, cpus: int) -> Connection:
+    """Use the connection that this process has, or join the cluster that is named, or start one here.
+
+    Args:
+        cpus: of a cluster that is started here.
+
+    Raises:
+        ClusterError: the cluster cannot be reached, or one that was started here can be reached from outside.
+    """
+    if ray.is_initialized():
+        return _joined_already(options.address)
+    if address := options.address or os.environ.get("RAY_ADDRESS", ""):
+        return _join(address)
+    return _start(options, cpus)
+
+
+def _joined_already(address: str) -> Connection:
+    here = ray.get_runtime_context().gcs_address
+    if address not in ("", "auto", here):
+        _knock(address)
+        raise ClusterError(
+            f"launcher.options.address={address}, but this process is connected to the Ray cluster at {here} already",
+            remedy="leave the address out, or run in a process of its own",
+        )
+    return Connection(here, started=False, joined=False)
+
+
+def _join(address: str) -> Connection:
+    key = "launcher.options.address"
+    if address != "auto":
+        _knock(address)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"{key}={address}: no Ray cluster can be joined there: {error}",
+            remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this run",
+        ) from error
+    log.info("joined the Ray cluster at %s", address)
+    return Connection(address, started=False, joined=True)
+
+
+def _knock(address: str) -> None:
+    """A head that is gone is found out at once instead of after a minute of attempts."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterError(
+            f"launcher.options.address={address} names no host and port",
+            remedy="write HOST:PORT (6379 unless the head was given another), ray://HOST:10001, or 'auto'",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except OSError as error:
+        raise ClusterError(
+            f"launcher.options.address={address}: nothing answers there ({error}); the head of the cluster is down, or "
+            "this is not its address",
+            remedy="start it (`ray start --head`), mend the address, or leave it out to have one started for this run",
+        ) from error
+
+
+def _start(options: RayOptions, cpus: int) -> Connection:
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    try:
+        with _loopback():
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=options.object_store_mib << 20,
+            )
+    except Exception as error:  # noqa: BLE001 - Ray raises bare ones where a part of it does not come up in time
+        raise ClusterError(
+            f"no Ray cluster could be started on this machine: {error}",
+            remedy="try again when the machine has less to do, or start a cluster yourself and give its address "
+            "(launcher.options.address)",
+        ) from error
+    address = ray.get_runtime_context().gcs_address
+    found = [(name, ip, port) for pid, name, ip, port in _listening() if pid not in before]
+    open_ones = [f"{name} {ip}:{port}" for name, ip, port in found if not _is_loopback(ip)]
+    if open_ones:
+        ray.shutdown()
+        raise ClusterError(
+            f"the Ray cluster that was started for this run listens on addresses that other machines can reach: "
+            f"{', '.join(open_ones)}",
+            remedy="use the Ray version that the project pins, or start a cluster yourself and give its address "
+            "(launcher.options.address)",
+        )
+    listeners = tuple(f"{name} {ip}:{port}" for name, ip, port in found)
+    token = "asks for a token" if os.environ.get("RAY_AUTH_MODE", "") == "token" else "asks for no token"
+    log.info("started a Ray cluster at %s, which %s; its servers listen on loopback only", address, token)
+    for listener in listeners:
+        log.info("listening: %s", listener)
+    return Connection(address, started=True, joined=True, listeners=listeners)
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """For Ray in this process, which may be imported already, and for the processes it starts."""
+    former, constant = {name: os.environ.get(name) for name in LOOPBACK}, ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(LOOPBACK)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _listening() -> Iterator[tuple[int, str, str, int]]:
+    """(pid, process, address, port) of every TCP server of this process and its descendants."""
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            name = process.name()
+            connections = process.net_connections(kind="tcp")
+        except psutil.NoSuchProcess:
+            continue
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN:
+                yield process.pid, name, connection.laddr.ip, connection.laddr.port
+
+
+def _is_loopback(ip: str) -> bool:
+    address = ipaddress.ip_address(ip)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,115 @@
+"""A rollout engine in another process, as its trainer sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from omni_backends.launch.ray.wire import value
+from omni_backends.launch.ray.worker import Worker
+from omni_portable.contracts.lifecycle import Ack
+from omni_portable.contracts.rollout import EngineHealth, RolloutResult
+from omni_portable.contracts.weights import WeightStream
+from omni_portable.rollout.codec import pack
+
+
+def buckets(stream: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Consecutive tensors of a stream, together at most `limit` bytes (a larger one alone)."""
+    held: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in stream:
+        more = tensor.numel() * tensor.element_size()
+        if held and size + more > limit:
+            yield held
+            held, size = {}, 0
+        held[name] = tensor
+        size += more
+    if held:
+        yield held
+
+
+class RemoteRolloutEngine:
+    """`RolloutEngine` and `StagedUpdates` over a worker; arguments and answers travel as packed bytes.
+
+    Every call but `generate` waits for its acknowledgement. All raise `WorkerLostError` once the process is gone.
+    """
+
+    def __init__(self, worker: Worker, name: str, bucket_bytes: int) -> None:
+        self.name = name
+        self._worker, self._bucket_bytes = worker, bucket_bytes
+        self._numbers = itertools.count(1)
+        self._last = 0
+        self._out: dict[int, tuple[str, ...]] = {}
+
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        number = self._last = next(self._numbers)
+        ids = self._out[number] = tuple(request.request_id for request in requests)
+        try:
+            blob = await asyncio.to_thread(pack, list(requests))
+            answer = await self._worker.asked("generate", number, blob)
+            result: RolloutResult = await asyncio.to_thread(value, answer, self._worker.label)
+        except asyncio.CancelledError:  # nobody waits any more: the worker need not go on, nor be waited for
+            self._worker.actor.abort.remote(number, pack([[number, name] for name in ids]))
+            raise
+        finally:
+            del self._out[number]
+        return result
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
+        pairs = None
+        if request_ids is not None:
+            wanted = set(request_ids)
+            pairs = [[number, name] for number, ids in self._out.items() for name in ids if name in wanted]
+        return self._ack("abort", self._last, pack(pairs))
+
+    def pause(self) -> Ack:
+        return self._ack("pause", self._last)
+
+    def resume(self) -> Ack:
+        return self._control("resume")
+
+    def sleep(self, level: int = 1) -> Ack:
+        return self._control("sleep", level=level)
+
+    def wake(self, tags: Sequence[str] = ("weights",)) -> Ack:
+        return self._control("wake", tags=list(tags))
+
+    def update_weights(self, stream: WeightStream, version: int) -> Ack:
+        """Stage the whole stream there, then have the engine verify and apply it."""
+        self.stage_weights(stream, version)
+        return self.commit_weights(version)
+
+    def stage_weights(self, stream: WeightStream, version: int) -> Ack:
+        started = time.perf_counter()
+        self._worker.ask("stage", pack(stream.manifest), version)
+        for bucket in buckets(stream, self._bucket_bytes):
+            self._worker.ask("bucket", pack(bucket))
+        received = self._worker.ask("seal")
+        return Ack("stage_weights", version, received, time.perf_counter() - started)
+
+    def commit_weights(self, version: int) -> Ack:
+        return self._ack("commit", version)
+
+    def discard_weights(self) -> Ack:
+        return Ack("discard_weights", self._worker.ask("discard"))
+
+    def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        return dict(self._control("weights_checksum", names=None if names is None else list(names)))
+
+    def health(self) -> EngineHealth:
+        health: EngineHealth = self._worker.ask("health")
+        return health
+
+    def statistics(self) -> dict[str, float]:
+        return dict(self._control("statistics"))
+
+    def _control(self, operation: str, **arguments: Any) -> Any:
+        return self._ack("control", operation, pack(arguments))
+
+    def _ack(self, method: str, *arguments: Any) -> Any:
+        return self._worker.ask(method, *arguments)

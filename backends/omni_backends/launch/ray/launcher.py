@@ -1,0 +1,193 @@
+"""Roles as Ray actors in placement groups, one pool per kind of role."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from omni_backends.launch.local import LocalLauncher
+from omni_backends.launch.ray import REMOTE, RayOptions
+from omni_backends.launch.ray.cluster import Connection, connect
+from omni_backends.launch.ray.engine import RemoteRolloutEngine
+from omni_backends.launch.ray.host import RewardHost, RolloutHost, versions
+from omni_backends.launch.ray.logs import LogCollector
+from omni_backends.launch.ray.own_device import check_first_device, on_this_machine
+from omni_backends.launch.ray.pools import Pool, check_room, demand, device_resource, local_cpus, pools
+from omni_backends.launch.ray.rewards import RemoteRewards
+from omni_backends.launch.ray.worker import Worker
+from omni_portable.contracts.errors import ClusterError, LifecycleError
+from omni_portable.contracts.launcher import Role
+from omni_portable.rollout.codec import pack
+
+log = logging.getLogger(__name__)
+
+HOSTS = {"rollout": RolloutHost, "reward": RewardHost}
+CALLS_AT_ONCE = 32
+"""Calls that a worker may serve side by side, so that an abort is never queued behind what it aborts."""
+
+
+class RayLauncher:
+    """Rollout engines and rewards get processes of their own; every other role is built in the trainer's.
+
+    `start` and `stop` may be called from several threads.
+    """
+
+    name = "ray"
+
+    def __init__(self, options: RayOptions) -> None:
+        self._options = options
+        self._here = LocalLauncher()
+        self._connection: Connection | None = None
+        self._groups: dict[str, PlacementGroup] = {}
+        self._workers: dict[str, Worker] = {}
+        self._logs = LogCollector()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def connection(self) -> Connection:
+        """How the cluster was reached."""
+        if self._connection is None:
+            raise LifecycleError("the launcher has no cluster yet", remedy="reserve the roles first")
+        return self._connection
+
+    def reserve(self, roles: Sequence[Role]) -> None:
+        """Reach the cluster and set aside what all roles ask for.
+
+        Raises:
+            ClusterError: the cluster cannot be reached, or there is no room.
+        """
+        wanted = pools(roles, self._options)
+        self._connection = connect(self._options, local_cpus(wanted, self._options))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        check_room(wanted, ray.available_resources(), nodes)
+        for pool in wanted:
+            if pool.each:
+                self._groups[pool.name] = self._group(pool)
+            if pool.each and pool.name not in REMOTE:
+                check_first_device(
+                    self._groups[pool.name], pool, device_resource(roles[0]), self._options.start_timeout_s
+                )
+
+    def start(self, role: Role) -> Any:
+        """
+        Returns:
+            A `RemoteRolloutEngine` or `RemoteRewards`, or the role itself where it lives here.
+
+        Raises:
+            LifecycleError: the role is running, or the launcher was shut down.
+            ClusterError: the worker does not start in time, or runs other versions than the trainer.
+        """
+        if role.name not in REMOTE:
+            return self._here.start(role)
+        with self._lock:
+            if self._closed or role.label in self._workers:
+                why = "the launcher was shut down" if self._closed else "it runs already"
+                raise LifecycleError(f"the role '{role.label}' cannot be started: {why}")
+            worker = self._workers[role.label] = self._actor(role)
+        try:
+            return self._handle(role, worker)
+        except BaseException:
+            self.stop(role)
+            raise
+
+    def stop(self, role: Role) -> None:
+        """End one role, whether or not its process still lives."""
+        if role.name not in REMOTE:
+            self._here.stop(role)
+            return
+        with self._lock:
+            worker = self._workers.pop(role.label, None)
+        if worker is not None:
+            self._logs.release(role.label)
+            worker.end()
+
+    def shutdown(self) -> None:
+        """End the workers, give back what was set aside, and leave the cluster (or end it, if it was started here)."""
+        with self._lock:
+            self._closed = True
+            workers, self._workers = list(self._workers.values()), {}
+        if self._connection is None or not ray.is_initialized():
+            self._here.shutdown()
+            return
+        self._logs.close()
+        for worker in workers:
+            worker.end()
+        self._here.shutdown()
+        while self._groups:
+            remove_placement_group(self._groups.popitem()[1])
+        self._connection.close()
+        self._connection = None
+
+    def _group(self, pool: Pool) -> PlacementGroup:
+        each = pool.each if pool.name in REMOTE else on_this_machine(pool.each)
+        group = placement_group([each] * pool.replicas, strategy=self._options.placement.upper())
+        if not group.wait(self._options.answer_timeout_s):
+            remove_placement_group(group)
+            raise ClusterError(
+                f"the Ray cluster did not set aside the pool {pool.describe()} "
+                f"({self._options.placement}) within {self._options.answer_timeout_s:g} seconds",
+                remedy="launcher.options.placement=pack asks the least; see `ray status` for what is taken",
+            )
+        return group
+
+    def _actor(self, role: Role) -> Worker:
+        if role.name not in self._groups and demand(role, self._options):
+            raise LifecycleError(f"the role '{role.label}' was not reserved", remedy="reserve all roles first")
+        asked = demand(role, self._options)
+        settings: dict[str, Any] = {
+            "num_cpus": asked.pop("CPU", 0),
+            "num_gpus": asked.pop("GPU", 0),
+            "resources": asked,
+            "max_concurrency": CALLS_AT_ONCE,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": dict(role.environment)},
+        }
+        if role.name in self._groups:
+            settings["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._groups[role.name], placement_group_bundle_index=role.replica
+            )
+        actor = ray.remote(HOSTS[role.name]).options(**settings).remote()
+        where = str(role.log) if role.log else "Ray's session directory"
+        return Worker(role.label, actor, self._options.answer_timeout_s, where)
+
+    def _handle(self, role: Role, worker: Worker) -> Any:
+        if role.log is not None:
+            self._logs.open(worker, role.log)
+        description = {
+            "name": role.name,
+            "build": role.build,
+            "config": role.config,
+            "replica": role.replica,
+            "arguments": role.arguments,
+        }
+        built = worker.ask("build", pack(description), timeout_s=self._options.start_timeout_s)
+        check_versions(role.label, built["versions"], versions())
+        worker.pid = built["pid"]
+        log.info("'%s' runs in process %d", role.label, worker.pid)
+        if role.name == "rollout":
+            return RemoteRolloutEngine(worker, built["name"], math.ceil(self._options.bucket_mib * (1 << 20)))
+        return RemoteRewards(worker)
+
+
+def check_versions(label: str, there: dict[str, str], here: dict[str, str]) -> None:
+    """
+    Raises:
+        ClusterError: a worker runs other versions than the trainer: their numbers need not agree.
+    """
+    different = [
+        f"{name} {there.get(name)} there and {here[name]} here" for name in here if there.get(name) != here[name]
+    ]
+    if different:
+        raise ClusterError(
+            f"the worker '{label}' runs other versions than the trainer: {'; '.join(different)}",
+            remedy=f"install omni-portable {version('omni-portable')} with the same constraints on every machine",
+        )

@@ -1,0 +1,91 @@
+"""What the roles ask of the cluster, and whether it has it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from omni_backends.launch.ray import REMOTE, RayOptions
+from omni_portable.contracts import registry
+from omni_portable.contracts.errors import ClusterError
+from omni_portable.contracts.launcher import Role
+
+Resources = dict[str, float]
+"""Ray's names of resources -> amount."""
+CPU = "CPU"
+
+
+def device_resource(role: Role) -> str:
+    """What Ray calls the devices of the run ('' where they are not counted), as the device's spec says."""
+    name = str(role.config["device"]["name"]).partition(":")[0]
+    return str(registry.spec("device", name).capabilities.get("ray_resource", ""))
+
+
+def demand(role: Role, options: RayOptions) -> Resources:
+    """What one replica of a role asks for; empty where it lives with the trainer and needs nothing set aside."""
+    resource = device_resource(role)
+    if role.name == "actor":
+        return {resource: options.trainer_devices} if resource and options.trainer_devices else {}
+    if role.name not in REMOTE:
+        return {}
+    asked = {CPU: getattr(options, f"{role.name}_cpus"), resource: getattr(options, f"{role.name}_devices")}
+    return {name: amount for name, amount in asked.items() if name and amount}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All replicas of one name, with what each asks for."""
+
+    name: str
+    each: Resources
+    replicas: int
+
+    def describe(self) -> str:
+        what = " and ".join(f"{amount:g} {name}" for name, amount in self.each.items()) or "nothing"
+        return f"{self.name}: {self.replicas} x {what}"
+
+
+def pools(roles: Sequence[Role], options: RayOptions) -> list[Pool]:
+    """The roles by name, in their order."""
+    counts = Counter(role.name for role in roles)
+    first = {role.name: role for role in reversed(roles)}
+    return [Pool(name, demand(first[name], options), count) for name, count in counts.items()]
+
+
+def local_cpus(wanted: Sequence[Pool], options: RayOptions) -> int:
+    """CPUs of a cluster that is started for these pools."""
+    return options.cpus or math.ceil(sum(pool.each.get(CPU, 0.0) * pool.replicas for pool in wanted)) + 4
+
+
+def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+    """
+    Args:
+        free: what the cluster has left, all machines together.
+        nodes: what each machine has in all.
+
+    Raises:
+        ClusterError: names the pools, and of what there is too little.
+    """
+    total: Counter[str] = Counter()
+    for pool in wanted:
+        for name, amount in pool.each.items():
+            total[name] += amount * pool.replicas  # type: ignore[assignment]
+    missing = {name: amount - free.get(name, 0.0) for name, amount in total.items() if amount > free.get(name, 0.0)}
+    asked = "; ".join(pool.describe() for pool in wanted if pool.each)
+    if missing:
+        lacks = ", ".join(f"{amount:g} {name} (of {total[name]:g})" for name, amount in missing.items())
+        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in total)
+        raise ClusterError(
+            f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
+            f"{asked}; free are {has} on {len(nodes)} machines",
+            remedy="add machines, end other jobs, or lower rollout.replicas, reward.workers or what each of them is "
+            "given in launcher.options",
+        )
+    for pool in wanted:
+        if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):
+            raise ClusterError(
+                f"no machine of the Ray cluster is large enough for one worker of the pool {pool.describe()}",
+                remedy=f"lower launcher.options.{pool.name}_devices or {pool.name}_cpus, or add a larger machine",
+            )

@@ -1,0 +1,143 @@
+"""A profile from the figures of a run: the seconds that each role was busy, step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from omni_portable.contracts.errors import RunDirectoryError
+from omni_portable.planning.placement.parse import parse_profile
+from omni_portable.planning.placement.profile import SCHEMA, SCHEMA_VERSION, Profile
+
+WARM_UP = 1
+"""First steps left out where more follow: they compile, fill caches and allocate."""
+SPREAD = 1.5
+"""Ratio of the longest to the shortest step's mean response from which lengths are told apart."""
+BINS = 3
+SOURCES = {
+    "step_s": ("timing_s/step",),
+    "rollout_s": ("role_s/rollout/busy", "timing_s/rollout"),
+    "train_s": ("timing_s/update",),
+    "reward_s": ("role_s/reward/busy", "timing_s/reward"),
+    "sync_s": ("timing_s/sync",),
+}
+"""Field of a row -> metrics that give it, the first that is there."""
+
+
+def profile_of_run(
+    run_dir: Path, devices: int | None = None, rollout_devices: int | None = None, tensor_parallel: int = 1
+) -> Profile:
+    """Rows of medians over the steps of a run; steps with responses of very different lengths give several rows.
+
+    Args:
+        run_dir: what training wrote; the run may go on, and its last line may be cut off.
+        devices / rollout_devices: that the run used; None takes 1, or 1 + 1 where rollout had its own.
+        tensor_parallel: devices of one rollout replica.
+
+    Raises:
+        RunDirectoryError: there is no such run, its files are damaged, or it has no step with timings.
+        ConfigError: the devices do not fit the run's mode.
+    """
+    config = _config(run_dir)
+    steps = _steps(run_dir / "metrics.jsonl")
+    mode = str(_at(config, "trainer.mode", "sync"))
+    prompts, samples = int(_at(config, "data.train_batch_size", 1)), int(_at(config, "rollout.n", 1))
+    placed: dict[str, Any] = {
+        "mode": mode,
+        "devices": devices or (1 if mode == "sync" else 1 + (rollout_devices or 1)),
+        "tensor_parallel": tensor_parallel,
+    }
+    if mode != "sync":
+        placed["rollout_devices"] = rollout_devices or 1
+        placed["max_staleness"] = int(_at(config, "dataplane.max_staleness", 1))
+        optimizer_steps = max(1.0, statistics.median(step.get("actor/optimizer_steps", 1.0) for step in steps))
+        placed["sync_rounds"] = math.ceil(int(_at(config, "trainer.sync_interval", 1)) / optimizer_steps)
+    rows = []
+    for part in _by_length(steps):
+        row = placed | {"prompts": prompts, "tokens": _median(part, ("response/length_mean",)) or 0.0}
+        seconds = {name: _median(part, metrics) for name, metrics in SOURCES.items()}
+        rows.append(row | {name: value for name, value in seconds.items() if value is not None})
+    document = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "name": str(_at(config, "recipe", run_dir.name)),
+        "source": f"medians over {len(steps)} steps of {run_dir}",
+        "samples_per_prompt": samples,
+        "interrupted": "continue" if any(row["tokens"] for row in rows) else "restart",
+        "rows": rows,
+    }
+    return parse_profile(document, f"the profile of {run_dir}")
+
+
+def _config(run_dir: Path) -> Mapping[str, Any]:
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise RunDirectoryError(
+            f"{run_dir} is no run directory: it holds no config.yaml",
+            remedy="name the folder that training printed (trainer.run_dir), or a profile with --profile",
+        )
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _at(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+def _steps(path: Path) -> list[dict[str, float]]:
+    """Rows of training steps with their timings, without the warm-up; the last line may be cut off."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    found: dict[int, dict[str, float]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise RunDirectoryError(f"line {number} of {path} is damaged: {error}") from error
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            figures = {name: float(value) for name, value in row.items() if _finite(value)}
+            if all(any(metric in figures for metric in SOURCES[name]) for name in ("rollout_s", "train_s")):
+                found[row["step"]] = figures
+    steps = [found[step] for step in sorted(found)]
+    if not steps:
+        raise RunDirectoryError(
+            f"{path} has no training step with timings", remedy="let the run finish two steps or more"
+        )
+    return steps[WARM_UP:] if len(steps) > WARM_UP else steps
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _by_length(steps: Sequence[dict[str, float]]) -> list[Sequence[dict[str, float]]]:
+    lengths = [step.get("response/length_mean", 0.0) for step in steps]
+    if len(steps) < 2 * BINS or max(lengths) < SPREAD * min(lengths) or min(lengths) <= 0:
+        return [steps]
+    ordered = sorted(steps, key=lambda step: step["response/length_mean"])
+    edges = [round(index * len(ordered) / BINS) for index in range(BINS + 1)]
+    return [ordered[edges[index] : edges[index + 1]] for index in range(BINS)]
+
+
+def _median(steps: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> float | None:
+    """Over the steps that have the first of the metrics that any has."""
+    for metric in metrics:
+        values = [step[metric] for step in steps if metric in step]
+        if values:
+            return statistics.median(values)
+    return None

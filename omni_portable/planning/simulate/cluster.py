@@ -1,0 +1,227 @@
+"""The rollout side of a simulated run: replicas that draw pieces, scorers that score them, and the gate between.
+
+Pieces take their turn as in `trainer.stages.RolloutStage`: in the order of submission, one per replica, behind a gate
+that is closed while weights change. Who takes a piece is the business of :mod:`seating`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_portable.planning.simulate.clock import VirtualLoop
+from omni_portable.planning.simulate.seating import make_seating
+from omni_portable.planning.simulate.times import Ratio
+
+
+class Piece:
+    """Requests that are drawn in one call to a replica."""
+
+    __slots__ = ("left", "part", "prompts", "rounds", "seconds", "seat", "since", "version")
+
+    def __init__(self, part: Part, prompts: Sequence[str], seconds: float) -> None:
+        self.part, self.prompts = part, prompts
+        self.seconds = self.left = seconds
+        self.version = -1
+        """Oldest policy version that any of it was drawn with; -1 before the start."""
+        self.seat = -1
+        self.since = 0.0
+        self.rounds = 0
+        """Times that it was started: an event of an earlier start no longer counts."""
+
+
+class Part:
+    """The pieces of one round."""
+
+    def __init__(self, done: asyncio.Future[None], overlap: bool) -> None:
+        self.done, self.overlap = done, overlap
+        self.pieces: list[Piece] = []
+        self.drawn = self.scored = 0
+
+
+@dataclass
+class Meter:
+    """Mean over time, and maximum, of a length."""
+
+    area: float = 0.0
+    largest: int = 0
+    length: int = 0
+    since: float = 0.0
+
+    def set(self, length: int, now: float) -> None:
+        self.area += self.length * (now - self.since)
+        self.length, self.since = length, now
+        if length > self.largest:
+            self.largest = length
+
+    def mean(self, now: float) -> float:
+        self.set(self.length, now)
+        return self.area / now if now else 0.0
+
+
+class Cluster:
+    """A `World` for the loop.
+
+    Args:
+        replicas: each draws one piece at a time.
+        ratio / score_ratio: durations relative to their means.
+        score_seconds: of one piece; 0 where nothing is scored.
+        scorers: pieces scored at a time.
+        restart: interrupted pieces begin again instead of going on.
+        overlap: pieces are scored as soon as they are drawn, not once the round is.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        replicas: int,
+        ratio: Ratio,
+        *,
+        score_seconds: float = 0.0,
+        score_ratio: Ratio = lambda: 1.0,
+        scorers: int = 1,
+        restart: bool = True,
+        overlap: bool = True,
+    ) -> None:
+        self._loop, self._ratio, self._restart, self._overlap = loop, ratio, restart, overlap
+        self._score_seconds, self._score_ratio, self._free_scorers = score_seconds, score_ratio, scorers
+        self._seating = make_seating(replicas)
+        self._idle = replicas
+        self._events: list[tuple[float, int, Piece, int]] = []
+        self._order = 0
+        self._waiting: deque[Piece] = deque()
+        self._unscored: deque[Piece] = deque()
+        self._running: dict[Piece, None] = {}
+        self._open, self._resolved = True, False
+        self._drained: list[asyncio.Future[None]] = []
+        self.version = 0
+        self.busy_s = self.lost_s = 0.0
+        """Seconds of all replicas together: drawing, and of those, thrown away by interruptions."""
+        self.interrupted = 0
+        self.events = 0
+        self.queue = Meter()
+        """Pieces that wait for a replica or the gate."""
+
+    def draw(self, pieces: Sequence[tuple[float, Sequence[str]]]) -> Part:
+        """Submit a round; `done` of it resolves once every piece is drawn and scored.
+
+        Args:
+            pieces: of each one its mean seconds on a replica, and the prompt ids of its requests.
+        """
+        part, ratio = Part(self._loop.create_future(), self._overlap), self._ratio
+        part.pieces = [Piece(part, prompts, seconds * ratio()) for seconds, prompts in pieces]
+        self._waiting.extend(part.pieces)
+        self._start()
+        return part
+
+    def open(self) -> None:
+        self._open = True
+        self._start()
+
+    def close(self) -> None:
+        self._open = False
+
+    async def drained(self) -> None:
+        """Until no piece is being drawn."""
+        if self._running:
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(waiting)
+            await waiting
+
+    def interrupt(self) -> None:
+        """Stop what is being drawn; it is first in line again."""
+        now = self._loop.now
+        stopped = list(self._running)
+        for piece in stopped:
+            elapsed = now - piece.since
+            self.busy_s += elapsed
+            if self._restart:
+                self.lost_s += piece.seconds - piece.left + elapsed
+                piece.left, piece.version = piece.seconds, -1
+            else:
+                piece.left -= elapsed
+            piece.rounds += 1
+            self._leave(piece)
+        self.interrupted += len(stopped)
+        self._waiting.extendleft(reversed(stopped))
+        self.queue.set(len(self._waiting), now)
+
+    def advance(self, until: float) -> float:
+        """See :class:`clock.World`."""
+        events = self._events
+        while events and events[0][0] <= until:
+            time, _, piece, rounds = heapq.heappop(events)
+            if rounds != piece.rounds:
+                continue
+            self.events += 1
+            self._loop.now = time
+            if piece.seat >= 0:
+                self._finished_drawing(piece)
+            else:
+                self._free_scorers += 1
+                self._scored(piece.part)
+            if self._resolved:
+                self._resolved = False
+                return time
+        return until
+
+    def _start(self) -> None:
+        now, waiting = self._loop.now, self._waiting
+        while self._idle and waiting and self._open:
+            piece = waiting.popleft()
+            self._idle -= 1
+            piece.seat, piece.since = self._seating.take(piece.prompts), now
+            if piece.version < 0:
+                piece.version = self.version
+            self._running[piece] = None
+            self._push(now + piece.left, piece)
+        self.queue.set(len(waiting), now)
+
+    def _push(self, time: float, piece: Piece) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (time, self._order, piece, piece.rounds))
+
+    def _leave(self, piece: Piece) -> None:
+        self._seating.leave(piece.seat)
+        self._idle += 1
+        piece.seat = -1
+        del self._running[piece]
+
+    def _finished_drawing(self, piece: Piece) -> None:
+        self.busy_s += self._loop.now - piece.since
+        self._leave(piece)
+        part = piece.part
+        part.drawn += 1
+        if not self._score_seconds:
+            self._count(part)
+        elif part.overlap:
+            self._unscored.append(piece)
+            self._score()
+        elif part.drawn == len(part.pieces):
+            self._unscored.extend(part.pieces)
+            self._score()
+        if self._waiting:
+            self._start()
+        if self._drained and not self._running:
+            for waiting in self._drained:
+                waiting.set_result(None)
+                self._resolved = True
+            self._drained.clear()
+
+    def _score(self) -> None:
+        while self._unscored and self._free_scorers:
+            self._free_scorers -= 1
+            self._push(self._loop.now + self._score_seconds * self._score_ratio(), self._unscored.popleft())
+
+    def _scored(self, part: Part) -> None:
+        self._score()
+        self._count(part)
+
+    def _count(self, part: Part) -> None:
+        part.scored += 1
+        if part.scored == len(part.pieces) and not part.done.done():
+            part.done.set_result(None)
+            self._resolved = True

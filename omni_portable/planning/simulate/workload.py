@@ -1,0 +1,107 @@
+"""What is simulated: a placement, and the seconds of every piece of work in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_portable.planning.placement.model import Costs
+from omni_portable.planning.placement.profile import Placement, Profile, Row
+from omni_portable.planning.simulate.seating import EXACT
+
+MANY = 256
+"""Replicas from which one call holds a replica's whole share of a step by default."""
+CALLS = 8
+"""Calls that make a replica's share below that."""
+
+EXAMPLE = Profile(
+    name="example: drawing and training a sample take one device-second each",
+    rows=(Row(Placement("sync", 1, 1), 0.0, rollout_s=16.0, train_s=16.0, sync_s=1.0),),
+    samples_per_prompt=16,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One simulated run.
+
+    Args:
+        sample_s: drawing one sample on one replica; the mean.
+        train_s / sync_s / switch_s: of one step, of one publication, of sleeping and waking.
+        score_s: scoring one sample with one scorer.
+        scorers: that work side by side.
+        samples: per prompt.
+        piece: samples of one call to a replica.
+        restart: whether interrupted calls begin again.
+        overlap: whether calls are scored as they come instead of after the whole round.
+        times: distribution, see :mod:`times`.
+        rollout_ratios / train_ratios: measured ones, for times 'measured'.
+    """
+
+    placement: Placement
+    sample_s: float
+    train_s: float
+    sync_s: float = 0.0
+    switch_s: float = 0.0
+    score_s: float = 0.0
+    scorers: int = 1
+    samples: int = 1
+    piece: int = 1
+    restart: bool = True
+    overlap: bool = True
+    times: str = "constant"
+    rollout_ratios: tuple[float, ...] = ()
+    train_ratios: tuple[float, ...] = ()
+
+    def calls(self, step: int) -> list[tuple[float, list[str]]]:
+        """Mean seconds of each call of a round, and the prompt ids of its requests; groups lie side by side."""
+        total, size = self.placement.prompts * self.samples, self.piece
+        if self.placement.replicas > EXACT:  # nobody asks for the prompts
+            sizes = [size] * (total // size) + [total % size] * (total % size > 0)
+            return [(self.sample_s * count, []) for count in sizes]
+        names = [f"{step}-{index // self.samples}" for index in range(total)]
+        calls = [names[first : first + size] for first in range(0, total, size)]
+        return [(self.sample_s * len(call), call) for call in calls]
+
+
+def make_workload(
+    profile: Profile,
+    costs: Costs,
+    placement: Placement,
+    tokens: float,
+    *,
+    samples: int | None = None,
+    piece: int | None = None,
+    scorers: int = 1,
+    times: str = "constant",
+    ratios: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> Workload:
+    """The seconds that the planner's costs give for a placement, cut into calls.
+
+    Args:
+        samples: per prompt; None takes the profile's. Costs are per prompt: another number scales them.
+        piece: samples per call; None makes it CALLS per replica and step, or 1 for MANY replicas.
+    """
+    own = profile.samples_per_prompt
+    samples = samples or own
+    weight, scale = profile.weight(tokens), samples / own
+    speed = placement.tensor_parallel * profile.efficiency(placement.tensor_parallel)
+    total = placement.prompts * samples
+    calls = CALLS if placement.replicas < MANY else 1
+    return Workload(
+        placement,
+        sample_s=(costs.rollout_fixed + costs.rollout_token * weight) / own / speed,
+        train_s=placement.prompts * scale * (costs.train_fixed + costs.train_token * weight) / placement.train_devices,
+        sync_s=costs.sync,
+        switch_s=costs.switch,
+        score_s=costs.reward / own * scorers,
+        scorers=scorers,
+        samples=samples,
+        piece=piece or math.ceil(total / (placement.replicas * calls)),
+        restart=profile.interrupted == "restart",
+        overlap=placement.mode != "sync",
+        times=times,
+        rollout_ratios=tuple(ratios[0]),
+        train_ratios=tuple(ratios[1]),
+    )

@@ -1,0 +1,162 @@
+"""Requests, trajectories and groups as bytes: a tree of plain JSON beside named tensors, in one safetensors blob.
+
+This is how they travel between processes. Nothing is pickled: a receiver can only build the dataclasses that
+:data:`TYPES` lists, so a blob from a stranger can be wrong, but cannot run anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from omni_portable.contracts.dataplane import GroupTag, ScoredGroup
+from omni_portable.contracts.errors import DataError
+from omni_portable.contracts.lifecycle import Ack, EngineState
+from omni_portable.contracts.media import MediaArtifact
+from omni_portable.contracts.reward import ComposedReward, RewardSample
+from omni_portable.contracts.rollout import (
+    EngineHealth,
+    Extent,
+    RolloutRequest,
+    RolloutResult,
+    SamplingPlan,
+    Schedule,
+    Trajectory,
+)
+from omni_portable.contracts.tokens import TokenRequest, TokenTrajectory
+from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
+
+TYPES: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Ack,
+        ComposedReward,
+        EngineHealth,
+        Extent,
+        GroupTag,
+        LoraInfo,
+        MediaArtifact,
+        RewardSample,
+        RolloutRequest,
+        RolloutResult,
+        SamplingPlan,
+        Schedule,
+        ScoredGroup,
+        TensorInfo,
+        TokenRequest,
+        TokenTrajectory,
+        Trajectory,
+        WeightManifest,
+    )
+}
+"""Name -> dataclass that may be packed."""
+
+ENUMS: Mapping[str, type[Enum]] = {EngineState.__name__: EngineState}
+"""Name -> enumeration that may be packed."""
+
+_TREE = "tree"
+_KIND = "__kind__"
+
+
+def pack(value: Any) -> bytes:
+    """Any nesting of the dataclasses of :data:`TYPES`, mappings with str keys, lists, tuples, tensors, bytes, numbers,
+    text and None, as bytes.
+
+    A tensor that occurs several times (the conditioning that a group shares) is stored once. Views are stored without
+    the rest of their storage; tensors come back on the CPU.
+
+    Raises:
+        DataError: names the place of a value that cannot be packed.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    tree = _Packer(tensors).plain(value, "value")
+    return save(tensors, metadata={_TREE: json.dumps(tree)})
+
+
+def unpack(blob: bytes) -> Any:
+    """What :func:`pack` was given, bit for bit (tuples as tuples, mappings as dicts).
+
+    Raises:
+        DataError: the blob is truncated or was not made by :func:`pack`.
+    """
+    try:
+        tensors = load(blob)
+        size = int.from_bytes(blob[:8], "little")
+        tree = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"][_TREE])
+        return _build(tree, tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"a packed value of {len(blob)} bytes cannot be read: {error!r}") from error
+
+
+class _Packer:
+    """Turns values into plain JSON and collects the tensors, each once."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def plain(self, value: Any, place: str) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum):
+            return value
+        if isinstance(value, torch.Tensor):
+            return {_KIND: "tensor", "name": self._keep(value)}
+        if isinstance(value, bytes):
+            return {_KIND: "bytes", "data": base64.b64encode(value).decode("ascii")}
+        if isinstance(value, Enum) and type(value).__name__ in ENUMS:
+            return {_KIND: "enum", "type": type(value).__name__, "value": value.value}
+        if is_dataclass(value) and TYPES.get(type(value).__name__) is type(value):
+            held = {f.name: self.plain(getattr(value, f.name), f"{place}.{f.name}") for f in fields(value)}
+            return {_KIND: type(value).__name__, "fields": held}
+        if isinstance(value, Mapping):
+            return self._mapping(value, place)
+        if isinstance(value, (list, tuple)):
+            items = [self.plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+            return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
+        raise DataError(
+            f"{place} holds a {type(value).__module__}.{type(value).__name__}, which cannot travel between processes",
+            remedy="keep fields of prompts to numbers, text, bytes, lists and mappings",
+        )
+
+    def _mapping(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+        for key in value:
+            if not isinstance(key, str):
+                raise DataError(f"{place} has the key {key!r}; keys must be text to travel between processes")
+        held = {key: self.plain(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return {_KIND: "dict", "items": held} if _KIND in held else held
+
+    def _keep(self, tensor: torch.Tensor) -> str:
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() == 0 or identity not in self._known:
+            name = str(len(self._tensors))
+            self._tensors[name] = tensor.detach().to("cpu").contiguous().clone()
+            self._known[identity] = name
+        return self._known[identity]
+
+
+def _build(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_build(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get(_KIND)
+    if kind is None:
+        return {key: _build(item, tensors) for key, item in tree.items()}
+    if kind == "tensor":
+        return tensors[tree["name"]]
+    if kind == "bytes":
+        return base64.b64decode(tree["data"], validate=True)
+    if kind == "enum":
+        return ENUMS[tree["type"]](tree["value"])
+    if kind == "tuple":
+        return tuple(_build(item, tensors) for item in tree["items"])
+    if kind == "dict":
+        return {key: _build(item, tensors) for key, item in tree["items"].items()}
+    return TYPES[kind](**{key: _build(item, tensors) for key, item in tree["fields"].items()})

@@ -1,0 +1,166 @@
+"""The replicas behind a router: who is here, who was lost, and how a new one is brought to where the others are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import torch
+
+from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WorkerLostError
+from omni_portable.contracts.lifecycle import EngineState
+from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.weights import WeightManifest
+from omni_portable.models.weights import NamedTensorStream
+from omni_portable.rollout.fanout import check_acks
+from omni_portable.rollout.seats import Seat
+
+log = logging.getLogger(__name__)
+
+
+class Crew:
+    """Seats of living replicas, the state that all of them are in, and the policy version that all of them hold.
+
+    Where lost replicas are replaced, a copy of the last weights is kept on the host: the actor has moved on by the
+    time that a replica needs them. Only the making of an engine runs in the background; it joins when the owner's
+    thread next looks.
+
+    Args:
+        replicas / restart / restarts: as in :class:`omni_portable.rollout.router.Router`.
+    """
+
+    def __init__(
+        self, replicas: Mapping[str, RolloutEngine], restart: Callable[[str], RolloutEngine] | None, restarts: int
+    ) -> None:
+        self.seats = {name: Seat(name, engine) for name, engine in replicas.items()}
+        self.state, self.version = EngineState.RUNNING, 0
+        self.level, self.woken = 0, list[str]()
+        self.restarted = 0
+        self._restart, self._left = restart, restarts if restart else 0
+        self._coming: dict[str, Future[RolloutEngine]] = {}
+        self._latest: tuple[WeightManifest, dict[str, torch.Tensor]] | None = None
+        self._trouble: OmniPortableError | None = None
+        self._threads = ThreadPoolExecutor(len(replicas), "restart")
+
+    def engines(self) -> dict[str, RolloutEngine]:
+        """Name -> engine of the living; where there are none, the first that comes back is waited for.
+
+        Raises:
+            WorkerLostError: all are lost, and none will come back.
+        """
+        self.collect()
+        while not self.seats:
+            self.require_some()
+            wait(self._coming.values(), return_when=FIRST_COMPLETED)
+            self.collect()
+        return {name: seat.engine for name, seat in self.seats.items()}
+
+    def lose(self, lost: Mapping[str, WorkerLostError], asked: Mapping[str, RolloutEngine]) -> None:
+        """Take replicas out whose process is gone, and have them made anew as long as `restarts` lasts.
+
+        Args:
+            asked: the engines that this was learnt from; a successor that came meanwhile is none of them.
+        """
+        for name, error in lost.items():
+            if name not in self.seats or self.seats[name].engine is not asked[name]:
+                continue
+            del self.seats[name]
+            self._trouble = error
+            again = self._restart is not None and self._left > 0
+            log.warning("%s (%s)", error.problem, "it is started again" if again else "it is not started again")
+            if self._restart is not None and again:
+                self._left -= 1
+                self._coming[name] = self._threads.submit(self._restart, name)
+
+    def collect(self) -> None:
+        """Let those join that have been made meanwhile."""
+        for name, future in list(self._coming.items()):
+            if not future.done():
+                continue
+            del self._coming[name]
+            try:
+                engine = future.result()
+            except OmniPortableError as error:
+                self._trouble = error
+                log.warning("rollout replica '%s' could not be started again: %s", name, error.problem)
+                continue
+            self.restarted += 1
+            self.join(name, engine)
+
+    def join(self, name: str, engine: RolloutEngine) -> None:
+        """Bring a running engine to the present version and state, then give it a seat.
+
+        Raises:
+            LifecycleError: the name is taken, or the engine refuses.
+            WeightSyncError: it does not take the weights.
+        """
+        if name in self.seats:
+            raise LifecycleError(f"there is a rollout replica '{name}' already", remedy="use another name")
+        self.seats[name] = Seat(name, engine)
+        try:
+            self._line_up(name, engine)
+        except WorkerLostError as error:
+            self.lose({name: error}, {name: engine})
+        except BaseException:
+            del self.seats[name]
+            raise
+        else:
+            log.info("rollout replica '%s' joined at policy version %d", name, self.version)
+
+    def _line_up(self, name: str, engine: RolloutEngine) -> None:
+        engine.pause()
+        if self._latest is not None:
+            manifest, tensors = self._latest
+            ack = engine.update_weights(NamedTensorStream(manifest, tensors), self.version)
+            check_acks({name: ack}, "update_weights", self.version)
+        if self.state is EngineState.RUNNING:
+            engine.resume()
+        elif self.level:
+            engine.sleep(self.level)
+            if self.woken:
+                engine.wake(tuple(self.woken))
+
+    def remember(self, manifest: WeightManifest, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """All hold these weights now."""
+        self.version = version
+        if self._restart is not None:
+            self._latest = manifest, {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+
+    def woke(self, tags: Sequence[str]) -> None:
+        """All have woken these tags; they are paused as soon as their weights are awake."""
+        self.woken += tags
+        if "weights" in self.woken:
+            self.state = EngineState.PAUSED
+
+    def require_running(self) -> None:
+        """
+        Raises:
+            LifecycleError: the replicas are paused or asleep.
+        """
+        if self.state is not EngineState.RUNNING:
+            raise LifecycleError(
+                f"the rollout replicas are {self.state.value} and cannot generate now", remedy="resume them first"
+            )
+
+    def require_some(self) -> None:
+        """
+        Raises:
+            WorkerLostError: no replica lives or is coming.
+        """
+        if not self.seats and not self._coming:
+            why = self._trouble.problem if self._trouble else "there was none"
+            raise WorkerLostError(
+                f"no rollout replica is left: {why}",
+                remedy="look into logs/ of the run directory, or allow more restarts (launcher.restarts); the run can "
+                "be continued from its last checkpoint",
+            ) from self._trouble
+
+    def on_change(self, call: Callable[[], object]) -> None:
+        """Have `call` called, from another thread, whenever one of those that are being made is ready."""
+        for future in list(self._coming.values()):
+            future.add_done_callback(lambda _: call())
+
+    def close(self) -> None:
+        """Wait for what is being made."""
+        self._threads.shutdown(wait=True)

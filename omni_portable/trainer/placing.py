@@ -1,0 +1,141 @@
+"""Which roles a run has, and their handles once a launcher has started them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omni_portable.config.plugins import plugin_options
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
+from omni_portable.contracts.device import Device
+from omni_portable.contracts.launcher import Launcher, Role
+from omni_portable.contracts.reward import Scoring
+from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.training import TrainEngine
+from omni_portable.models.setup import EngineSetup
+from omni_portable.reward.compose import RewardComposer
+from omni_portable.reward.revival import RevivedRewards
+from omni_portable.rollout.router import Router
+
+HERE = "omni_portable.trainer.roles"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The started roles of a run."""
+
+    actor: TrainEngine
+    engine: RolloutEngine
+    rewards: Sequence[Scoring]
+
+
+def make_launcher(config: RunConfig) -> Launcher:
+    """The launcher that the configuration names; a package that it lacks is missed here."""
+    name = config.launcher.name
+    launcher: Launcher = registry.load("launcher", name)(
+        plugin_options("launcher", name, config.launcher.options, key="launcher.options")
+    )
+    return launcher
+
+
+def many_processes(config: RunConfig) -> bool:
+    """Does the launcher put roles into processes of their own?"""
+    return bool(registry.spec("launcher", config.launcher.name).capabilities.get("multi_process"))
+
+
+def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: Path | None = None) -> list[Role]:
+    """The roles of a run, the actor first.
+
+    Args:
+        setup / composer: of this process, for roles that are built in it; without a composer there is no reward.
+        logs: folder for the output of other processes.
+    """
+    config = setup.config
+    plain = asdict(replace(config, device=replace(config.device, name=_exact(setup.device))))
+
+    def role(name: str, replica: int = 0, **here: Any) -> Role:
+        return Role(
+            name,
+            f"{HERE}:build_{name}",
+            plain,
+            replica=replica,
+            here=here,
+            environment=environment(setup.device, name),
+            log=logs and logs / f"{name}-{replica}.log",
+        )
+
+    rollouts = [role("rollout", replica, setup=setup) for replica in range(config.rollout.replicas)]
+    workers = range(config.reward.workers if composer else 0)
+    rewards = [role("reward", worker, composer=None if worker else composer) for worker in workers]
+    return [role("actor", setup=setup), *rollouts, *rewards]
+
+
+def environment(device: Device, role: str) -> dict[str, str]:
+    """Variables of a role's process: what the device asks for; what the user has set for this process wins, so that
+    all roles compute alike."""
+    return {name: os.environ.get(name, value) for name, value in device.environment(role).items()}
+
+
+def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_dir: Path, stack: ExitStack) -> Placed:
+    """Start every role of a run.
+
+    Roles in processes of their own may be lost: a router stands before the rollout replicas, and lost workers of
+    either kind are started again up to launcher.restarts times.
+
+    Args:
+        stack: gets what must be undone before the launcher is shut down.
+    """
+    config = setup.config
+    roles = run_roles(setup, composer, run_dir / "logs")
+    launcher.reserve(roles)
+    apart = many_processes(config)
+    handles = _start_all(launcher, roles) if apart else {role.label: launcher.start(role) for role in roles}
+    rollouts = {role.label: handles[role.label] for role in roles if role.name == "rollout"}
+    rewards = [(role, handles[role.label]) for role in roles if role.name == "reward"]
+    if not apart:
+        return Placed(handles["actor-0"], rollouts["rollout-0"], [handle for _, handle in rewards])
+    by_label = {role.label: role for role in roles}
+    router = Router(
+        rollouts,
+        piece_size=config.rollout.max_num_seqs,
+        attempts=config.rollout.attempts,
+        restart=lambda label: restarted(launcher, by_label[label]),
+        restarts=config.launcher.restarts,
+    )
+    stack.callback(router.close)
+    revived = [
+        RevivedRewards(role.label, handle, partial(restarted, launcher, role), config.launcher.restarts)
+        for role, handle in rewards
+    ]
+    return Placed(handles["actor-0"], router, revived)
+
+
+def restarted(launcher: Launcher, role: Role) -> Any:
+    """A new handle for a role whose process is gone."""
+    launcher.stop(role)
+    return launcher.start(role)
+
+
+def _exact(device: Device) -> str:
+    """What names this very device to another process."""
+    if not device.generation or device.name not in registry.names("device"):
+        return device.name
+    known = registry.spec("device", device.name).capabilities.get("generations", ())
+    return f"{device.name}:{device.generation}" if device.generation in known else device.name
+
+
+def _start_all(launcher: Launcher, roles: Sequence[Role]) -> dict[str, Any]:
+    """Side by side: each loads a model. The actor's is loaded by this thread meanwhile."""
+    mine = [role for role in roles if role.name == "actor"]
+    others = [role for role in roles if role.name != "actor"]
+    with ThreadPoolExecutor(len(others)) as threads:
+        futures = {role.label: threads.submit(launcher.start, role) for role in others}
+        handles = {role.label: launcher.start(role) for role in mine}
+    return handles | {label: future.result() for label, future in futures.items()}

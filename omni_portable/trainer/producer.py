@@ -1,0 +1,107 @@
+"""The producer side of the loop: prompts -> rollout -> rewards -> buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from omni_portable.config.modes import SYNC
+from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.dataplane import ScoredGroup
+from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm
+from omni_portable.data.prompts import PromptSampler
+from omni_portable.reward.compose import ComposedReward, join_rewards
+from omni_portable.rollout.replay_buffer import ReplayBuffer
+from omni_portable.trainer.drawing import Drawing
+from omni_portable.trainer.progress import Progress
+from omni_portable.trainer.stages import RewardStage, RolloutStage, form_groups, gathered, groups_with_signal
+from omni_portable.trainer.timing import StageClock
+
+
+@dataclass
+class RoundLog:
+    """What one round did beside its groups: groups left out for failed rewards, and further draws of prompts."""
+
+    dropped_groups: int = 0
+    refills: int = 0
+
+
+@dataclass
+class Producer:
+    """One round of prompts at a time, or several rounds at once.
+
+    An algorithm with dynamic sampling may have further prompts drawn, until as many groups as a batch has carry a
+    signal or its `refill_rounds` are used up. Which prompts these are, and where a group stands in the order of
+    submission, follows from the round alone.
+
+    Args:
+        overlap: score each piece of a rollout as soon as it is drawn, beside the drawing of the next.
+    """
+
+    config: RunConfig
+    sampler: PromptSampler
+    algorithm: AnyAlgorithm
+    requests: Drawing
+    rollout: RolloutStage
+    reward: RewardStage
+    buffer: ReplayBuffer
+    clock: StageClock
+    progress: Progress
+    overlap: bool = False
+    logs: dict[int, RoundLog] = field(default_factory=dict)
+
+    async def produce(self, step: int) -> int:
+        """Draw and score round `step` (from 1), store its groups and say how many there are."""
+        log = self.logs[step] = RoundLog()
+        draws, made, signal = self._draws(), 0, 0
+        while True:
+            draw = (step - 1) * draws + log.refills
+            groups = await self._draw(step, draw, log)
+            made += len(groups)
+            if log.refills == draws - 1:
+                return made
+            signal += groups_with_signal(self.algorithm, groups)
+            if signal >= self.config.data.train_batch_size:
+                return made
+            log.refills += 1
+
+    def _draws(self) -> int:
+        """Batches of prompts that belong to one round."""
+        return 1 + (self.algorithm.refill_rounds if isinstance(self.algorithm, TokenAlgorithm) else 0)
+
+    async def _draw(self, step: int, batch: int, log: RoundLog) -> list[ScoredGroup]:
+        name = f"step-{step}" + (f"-refill-{log.refills}" if log.refills else "")
+        prompts = self.sampler.batch(batch)
+        requests = self.requests.training(prompts, step, name)
+        draw = self._overlapping if self.overlap else self._in_turn
+        trajectories, reward = await draw(step, requests)
+        groups, dropped = form_groups(trajectories, reward, batch * len(prompts))
+        log.dropped_groups += dropped
+        for group in groups:
+            if self.config.trainer.mode == SYNC:
+                self.buffer.add(group)  # nobody takes anything out meanwhile: where there is no room, there never is
+            else:
+                await self.buffer.store(group)
+        return groups
+
+    async def _in_turn(
+        self, step: int, requests: Sequence[AnyRequest]
+    ) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
+        self.progress.stage(f"step {step}: rollout")
+        with self.clock.measure("rollout"):
+            trajectories = await self.rollout.run(requests)
+        self.progress.stage(f"step {step}: reward")
+        with self.clock.measure("reward"):
+            return trajectories, await self.reward.run(trajectories)
+
+    async def _overlapping(
+        self, step: int, requests: Sequence[AnyRequest]
+    ) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
+        async def piece(part: Sequence[AnyRequest]) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
+            trajectories = await self.rollout.draw(part, self.clock)
+            with self.clock.measure("reward"):
+                return trajectories, await self.reward.run(trajectories)
+
+        self.progress.stage(f"step {step}: rollout and reward")
+        done = await gathered([piece(part) for part in self.rollout.pieces(requests)])
+        return [t for trajectories, _ in done for t in trajectories], join_rewards([reward for _, reward in done])

@@ -1,0 +1,49 @@
+"""The timeline of a run: one JSON line per stretch of a stage, as the report draws it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_portable.trainer.rundir import disk_errors
+from omni_portable.trainer.timing import Span
+
+FILE = "timeline.jsonl"
+
+
+def append_timeline(run_dir: Path, step: int, spans: Sequence[Span]) -> None:
+    """Add the spans of a step; seconds count from the start of this process' loop."""
+    rows = [
+        json.dumps({"step": step, "stage": span.stage, "start": round(span.start, 4), "end": round(span.end, 4)})
+        for span in spans
+    ]
+    with disk_errors(run_dir / FILE), (run_dir / FILE).open("a", encoding="utf-8") as file:
+        file.write("".join(row + "\n" for row in rows))
+
+
+def read_timeline(run_dir: Path, last_step: float = math.inf) -> list[tuple[int, Span]]:
+    """(step, span) of every whole row up to `last_step`; a row that was cut off by a kill is left out."""
+    path = run_dir / FILE
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            found = int(row["step"]), Span(str(row["stage"]), float(row["start"]), float(row["end"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if found[0] <= last_step:
+            rows.append(found)
+    return rows
+
+
+def rewind_timeline(run_dir: Path, step: int) -> None:
+    """Keep the rows up to `step` only."""
+    kept = read_timeline(run_dir, step)
+    with disk_errors(run_dir / FILE):
+        (run_dir / FILE).unlink(missing_ok=True)
+    for number, span in kept:
+        append_timeline(run_dir, number, [span])

@@ -1,0 +1,205 @@
+"""Roles in processes of their own: calls, aborts, weights, logs, and processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from omni_backends.launch.ray import RayOptions  # noqa: E402
+from omni_backends.launch.ray.engine import buckets  # noqa: E402
+from omni_backends.launch.ray.launcher import RayLauncher, check_versions  # noqa: E402
+from omni_portable.contracts.errors import (  # noqa: E402
+    ClusterError,
+    LifecycleError,
+    RewardError,
+    WeightSyncError,
+    WorkerLostError,
+)
+from omni_portable.contracts.launcher import Launcher, Role  # noqa: E402
+from omni_portable.contracts.reward import RewardSample  # noqa: E402
+from omni_portable.contracts.rollout import RolloutEngine, StagedUpdates  # noqa: E402
+from omni_portable.models.weights import NamedTensorStream, make_stream  # noqa: E402
+from omni_portable.reward.revival import RevivedRewards  # noqa: E402
+from omni_portable.rollout.router import Router  # noqa: E402
+from tests.support.requests import make_request  # noqa: E402
+
+pytestmark = pytest.mark.ray
+HERE = "tests.backends.launch.ray_roles"
+CPU = {"device": {"name": "cpu"}}
+
+
+def rollout(replica: int = 0, **fields) -> Role:
+    fields.setdefault("arguments", {"opened": True})
+    return Role("rollout", f"{HERE}:build_replica", CPU, replica, environment={"OMP_NUM_THREADS": "1"}, **fields)
+
+
+def reward(mark: object = "") -> Role:
+    return Role("reward", f"{HERE}:build_counting", CPU, arguments={"mark": str(mark)})
+
+
+def samples(*prompts: str) -> list[RewardSample]:
+    return [RewardSample(f"s{i}", "g", prompt, {}) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def launcher(cluster):
+    made = RayLauncher(RayOptions(bucket_mib=1))
+    yield made
+    made.shutdown()
+    assert ray.is_initialized(), "it was not this launcher that connected"
+
+
+def test_a_cluster_that_is_started_here_is_reached_from_this_machine_only(cluster):
+    assert cluster.started
+    assert len(cluster.listeners) > 5
+    for listener in cluster.listeners:
+        assert "127.0.0.1" in listener or "::1" in listener, listener
+    assert cluster.address.startswith("127.0.0.1:")
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_an_engine_in_another_process(launcher, tmp_path):
+    """One worker for all of it: it takes seconds to start."""
+    role = rollout(arguments={"opened": False}, log=tmp_path / "logs" / "rollout-0.log")
+    launcher.reserve([role])
+    engine = launcher.start(role)
+    assert isinstance(launcher, Launcher)
+    assert isinstance(engine, RolloutEngine)
+    assert isinstance(engine, StagedUpdates)
+    with pytest.raises(LifecycleError, match="'rollout-0' cannot be started: it runs already"):
+        launcher.start(role)
+
+    async def aborts_and_pauses_reach_it_while_it_draws() -> None:
+        drawing = asyncio.create_task(engine.generate([make_request(i) for i in range(4)]))
+        while engine.health().in_flight < 4:
+            await asyncio.sleep(0.01)
+        assert engine.abort(["r1", "r2", "nobody"]).aborted == ("r1", "r2")
+        assert set(engine.pause().aborted) == {"r0", "r3"}
+        result = await drawing
+        assert result.trajectories == []
+        assert set(result.aborted) == {"r0", "r1", "r2", "r3"}
+        with pytest.raises(LifecycleError, match="is paused and cannot generate") as caught:
+            await engine.generate([make_request(9)])
+        assert "resume" in caught.value.choices
+
+    async def what_a_pause_overtook_is_not_drawn() -> None:
+        engine.resume()
+        worker, number = engine._worker, engine._last + 1
+        engine._last = number
+        engine.pause()
+        engine.resume()
+        from omni_backends.launch.ray.wire import value
+        from omni_portable.rollout.codec import pack
+
+        late = value(await worker.asked("generate", number, pack([make_request(7)])), "rollout-0")
+        assert late.aborted == ("r7",)
+        assert engine.health().in_flight == 0
+
+    asyncio.run(aborts_and_pauses_reach_it_while_it_draws())
+    asyncio.run(what_a_pause_overtook_is_not_drawn())
+
+    engine.pause()
+    good = make_stream("full", [("w", torch.arange(3.0))], None)
+    tampered = NamedTensorStream(good.manifest, {"w": torch.zeros(3)})
+    with pytest.raises(WeightSyncError, match="the tensor 'w' arrived with checksum"):
+        engine.update_weights(tampered, 1)
+    with pytest.raises(WeightSyncError, match="no weight update is staged"):
+        engine.commit_weights(1)
+    ack = engine.update_weights(good, 4)
+    assert (ack.operation, ack.policy_version) == ("update_weights", 4)
+    assert engine.weights_checksum() == {"w": good.manifest.tensors["w"].checksum}
+    assert engine.statistics()["perf/rollout/batches"] == 1
+    log = (tmp_path / "logs" / "rollout-0.log").read_text()
+    assert "a line of output" in log
+    assert "'rollout-0' is ready in process" in log
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["rollout-0.log"]
+
+
+def test_a_killed_replica_loses_nothing_and_comes_back(launcher, tmp_path, monkeypatch):
+    """Also: the output of a worker that does not see the run directory is fetched from it."""
+    monkeypatch.setattr("pathlib.Path.touch", lambda self: None)
+    log = tmp_path / "logs" / "rollout-0.log"
+    roles = [rollout(arguments={"opened": False}, log=log), rollout(log=log)]
+    launcher.reserve(roles[:1])
+    router = Router({"rollout-0": launcher.start(roles[0])}, restart=partial(again, launcher, roles[1]), restarts=1)
+    pid = ready_in(launcher, "rollout-0")
+
+    async def run() -> None:
+        router.pause()
+        router.update_weights(make_stream("full", [("w", torch.ones(3))], None), 5)
+        router.resume()
+        drawing = asyncio.create_task(router.generate([make_request(i) for i in range(6)]))
+        while router.health().in_flight < 6 or "rollout-0" not in router.replicas:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        result = await drawing
+        assert [t.request.request_id for t in result.trajectories] == [f"r{i}" for i in range(6)]
+        assert {t.policy_version for t in result.trajectories} == {5}
+        assert ready_in(launcher, "rollout-0") != pid
+
+    asyncio.run(run())
+    router.close()
+    launcher.shutdown()
+    assert "a line of output" in log.read_text()
+
+
+def again(launcher, role, label):
+    launcher.stop(role)
+    return launcher.start(role)
+
+
+def ready_in(launcher, label) -> int:
+    return launcher._workers[label].pid
+
+
+def test_rewards_in_another_process(launcher, tmp_path):
+    role = reward(tmp_path / "mark")
+    launcher.reserve([role])
+    rewards = RevivedRewards("reward-0", launcher.start(role), lambda: again(launcher, role, "reward-0"), 1)
+
+    async def run() -> None:
+        assert (await rewards.score_async(samples("ab", "c"))).total == [2.0, 1.0]
+        with pytest.raises(RewardError, match="'words' failed") as caught:
+            await rewards.score_async(samples("fail"))
+        assert (caught.value.remedy, caught.value.choices) == ("mend it", ("a", "b"))
+        with pytest.raises(RuntimeError, match=r"in the process of 'reward-0'(.|\n)*ZeroDivisionError: in the scorer"):
+            await rewards.score_async(samples("bug"))
+        assert (await rewards.score_async(samples("die", "abcd"))).total == [3.0, 4.0], "by its successor"
+        os.unlink(tmp_path / "mark")
+        with pytest.raises(WorkerLostError, match="'reward-0' was lost once more than launcher.restarts allows"):
+            await rewards.score_async(samples("die"))
+
+    asyncio.run(run())
+
+
+def test_pools_that_are_larger_than_the_cluster_say_what_is_missing(cluster):
+    launcher = RayLauncher(RayOptions(rollout_cpus=10))
+    with pytest.raises(ClusterError, match=r"missing are \d+ CPU \(of 41\).*rollout: 4 x 10 CPU; reward: 1 x 1 CPU"):
+        launcher.reserve([*(rollout(replica) for replica in range(4)), reward()])
+    launcher.shutdown()
+
+
+def test_a_role_that_was_not_reserved_is_refused(launcher):
+    launcher.reserve([reward()])
+    with pytest.raises(LifecycleError, match="'rollout-0' was not reserved"):
+        launcher.start(rollout())
+
+
+def test_other_versions_are_refused():
+    here = {"omni-portable": "2", "torch": "2.13.0"}
+    check_versions("rollout-0", here, here)
+    with pytest.raises(ClusterError, match="omni-portable 1 there and 2 here"):
+        check_versions("rollout-0", here | {"omni-portable": "1"}, here)
+
+
+def test_weights_travel_in_bounded_pieces():
+    tensors = [("a", torch.zeros(10)), ("b", torch.zeros(10)), ("c", torch.zeros(100)), ("d", torch.zeros(1))]
+    assert [list(bucket) for bucket in buckets(tensors, 80)] == [["a", "b"], ["c"], ["d"]]

@@ -1,0 +1,124 @@
+"""Whole runs with rollout and rewards in processes of their own, some of which are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.rundirs import differences, equal_tensors, metrics, validation_scores
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+STEPS = 4
+COMMON = (f"trainer.total_steps={STEPS}", "trainer.save_interval=2")
+RAY = (*COMMON, "launcher.name=ray")
+PATIENCE_S = 1200.0
+
+
+@pytest.fixture
+def whole(workshop: Path, tmp_path_factory: pytest.TempPathFactory, train) -> Path:
+    """The run in one process that the others must equal; made once."""
+    run_dir = workshop / "whole"
+    if not run_dir.exists():
+        outcome = train(run_dir, *COMMON)
+        assert outcome.code == 0, outcome.err
+    return run_dir
+
+
+def logged(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_text(errors="replace").count('"step"') if path.is_file() else 0
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} seconds for {what}"
+        time.sleep(0.002)
+
+
+@contextmanager
+def killing(run_dir: Path, *victims: tuple[str, int]) -> Iterator[list[str]]:
+    """While inside, SIGKILL workers: (label, rows of metrics.jsonl to wait for). Gives the labels of the killed."""
+    killed: list[str] = []
+
+    def kill() -> None:
+        for label, rows in victims:
+            wait_for(lambda rows=rows: logged(run_dir) >= rows, f"row {rows}")
+            pids = re.findall(rf"'{label}' runs in process (\d+)", (run_dir / "log.txt").read_text())
+            os.kill(int(pids[-1]), signal.SIGKILL)
+            killed.append(label)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    yield killed
+    thread.join(PATIENCE_S)
+
+
+def test_sync_is_bit_identical_to_one_process_even_when_workers_are_killed(
+    cluster, whole: Path, train, tmp_path: Path
+) -> None:
+    """Row 1 is logged before anything is killed; whatever is lost then is drawn and scored again."""
+    run_dir = tmp_path / "run"
+    with killing(run_dir, ("rollout-0", 2), ("reward-0", 3)) as killed:
+        outcome = train(run_dir, *RAY)
+    assert outcome.code == 0, outcome.err
+    assert killed == ["rollout-0", "reward-0"]
+    assert differences(metrics(whole), metrics(run_dir)) == []
+    assert validation_scores(whole) == validation_scores(run_dir)
+    assert equal_tensors(whole / "export", run_dir / "export")
+    log = (run_dir / "log.txt").read_text()
+    for label in killed:
+        assert f"the process of '{label}' is gone" in log
+        assert log.count(f"'{label}' runs in process") == 2
+        assert (run_dir / "logs" / f"{label}.log").read_text().count(f"'{label}' is ready in process") == 2
+
+
+def test_separate_async_loses_and_repeats_nothing_when_workers_are_killed(cluster, train, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    mode = ("trainer.mode=separate_async", "dataplane.max_staleness=1", "rollout.max_num_seqs=2")
+    with killing(run_dir, ("rollout-0", 2), ("reward-0", 3)) as killed:
+        outcome = train(run_dir, *RAY, *mode)
+    assert outcome.code == 0, outcome.err
+    assert killed == ["rollout-0", "reward-0"]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()][1:]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [(row["reward/groups"], row["reward/samples"], row["reward/dropped_groups"]) for row in rows] == [
+        (2.0, 4.0, 0.0)
+    ] * STEPS
+    assert [row["policy/version"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(row["replay/staleness/max"] <= 1 for row in rows)
+    assert rows[-1]["replay/evicted_groups"] == 0
+    assert rows[-1]["perf/rollout/restarts"] == 1
+
+
+def test_a_killed_trainer_is_resumed(cluster, whole: Path, workshop: Path, tmp_path: Path) -> None:
+    """It joins the cluster of this test as somebody else's; its workers end with it."""
+    run_dir = tmp_path / "run"
+    argv = [sys.executable, "-m", "omni_portable.cli", "train", str(workshop / "recipe.yaml"), "--resume"]
+    argv += [*RAY, f"trainer.run_dir={run_dir}", f"launcher.options.address={cluster.address}"]
+    with open(tmp_path / "output", "w") as output:
+        first = subprocess.Popen(argv, stdout=output, stderr=output)
+        wait_for(lambda: logged(run_dir) >= 4 or first.poll() is not None, "step 3")
+        first.kill()
+        assert first.wait() == -signal.SIGKILL, (tmp_path / "output").read_text()
+        workers = re.findall(r"' runs in process (\d+)", (run_dir / "log.txt").read_text())
+        assert len(workers) == 2
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the workers to end")
+        second = subprocess.run(argv, stdout=output, stderr=output, check=False)
+    assert second.returncode == 0, (tmp_path / "output").read_text()
+    assert "continuing" in (run_dir / "log.txt").read_text()
+    assert differences(metrics(whole), metrics(run_dir)) == []
+    assert equal_tensors(whole / "export", run_dir / "export")

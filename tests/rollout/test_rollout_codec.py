@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_portable.contracts.dataplane import ScoredGroup
+from omni_portable.contracts.errors import DataError
+from omni_portable.contracts.lifecycle import Ack, EngineState
+from omni_portable.contracts.media import MediaArtifact
+from omni_portable.contracts.reward import RewardSample
+from omni_portable.contracts.rollout import EngineHealth
+from omni_portable.rollout.codec import pack, unpack
+from tests.support.requests import make_group
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.just("__kind__"), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_plain_values_come_back_as_they_were(value):
+    back = unpack(pack(value))
+    assert back == value
+    assert type(back) is type(value)
+
+
+@given(st.sampled_from(["float32", "bfloat16", "int64", "uint8", "bool"]), st.lists(st.integers(0, 3), max_size=3))
+def test_tensors_come_back_bit_for_bit(dtype, shape):
+    tensor = torch.randn(shape).to(getattr(torch, dtype))
+    back = unpack(pack({"t": tensor}))["t"]
+    assert back.dtype == tensor.dtype
+    assert back.shape == tensor.shape
+    assert back.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+
+
+def test_infinite_and_undefined_numbers_survive():
+    low, nan = unpack(pack([-math.inf, math.nan]))
+    assert low == -math.inf
+    assert math.isnan(nan)
+
+
+def test_a_group_comes_back_whole():
+    group = make_group("g", 3, [1, 2])
+    back = unpack(pack(group))
+    assert isinstance(back, ScoredGroup)
+    assert (back.group_id, back.submission, back.rewards) == (group.group_id, group.submission, group.rewards)
+    for mine, theirs in zip(group.trajectories, back.trajectories, strict=True):
+        assert theirs.request == mine.request
+        assert theirs.latents.equal(mine.latents)
+        assert theirs.policy_version == mine.policy_version
+
+
+def test_acknowledgements_states_and_media_come_back():
+    ack = Ack("pause", 3, aborted=("a", "b"))
+    health = EngineHealth(EngineState.ASLEEP, 2, 0, {"legal": ["wake"]})
+    sound = MediaArtifact("audio", "audio", torch.zeros(1, 8), "CT", sample_rate=16000)
+    back = unpack(pack((ack, health, sound)))
+    assert back[0] == ack
+    assert back[1] == health
+    assert back[1].state is EngineState.ASLEEP
+    assert back[2].sample_rate == 16000
+    assert back[2].data.shape == (1, 8)
+
+
+def test_a_shared_tensor_travels_once_and_a_view_without_its_storage():
+    whole = torch.zeros(1 << 18)
+    assert len(pack([whole[:16], whole[:16]])) < 2000
+    first, second = unpack(pack([whole[:16], whole[:16]]))
+    assert first is second
+    assert len(pack([whole] * 8)) < (1 << 20) + 2000
+
+
+def test_what_cannot_travel_is_named():
+    with pytest.raises(DataError, match=r"value\.metadata\['when'\].*object"):
+        pack(RewardSample("s", "g", "p", {}, {"when": object()}))
+    with pytest.raises(DataError, match="key 3"):
+        pack({"a": {3: 1}})
+
+
+@given(st.binary(max_size=60))
+def test_rubbish_is_refused(blob):
+    with pytest.raises(DataError, match="cannot be read"):
+        unpack(blob)
+
+
+def test_a_truncated_blob_is_refused():
+    blob = pack(make_group("g", 0, [1]))
+    for length in (4, len(blob) // 2, len(blob) - 1):
+        with pytest.raises(DataError, match="cannot be read"):
+            unpack(blob[:length])
