@@ -15,6 +15,11 @@ FOLDERS = ("devices/omni_devices", "backends/omni_backends", "omni_portable")
 CONTRACTS = "tests/contracts"
 DEVICES = "devices/omni_devices/"
 STACKS = ("cpu", "cuda", "rocm", "ascend")
+APART = {
+    "backends/omni_backends/rollout/vllm/": ("cpu", "cuda", "rocm"),
+    "backends/omni_backends/rollout/vllm_omni/": ("cpu", "cuda", "rocm"),
+}
+"""Folders of adapters whose supported versions (they refuse others at start-up) are not those of every device."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Entry:
 
 def stacks_of(file: str) -> tuple[str, ...]:
     """The devices that a source file serves."""
+    for apart, stacks in APART.items():
+        if file.startswith(apart):
+            return stacks
     folder = file.removeprefix(DEVICES).partition("/")[0] if file.startswith(DEVICES) else ""
     return (folder,) if folder in STACKS else STACKS
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from ci.docs_algorithms import index_page, needed, parts
 from ci.docs_models import POSSIBLE, models_of, models_page, refusal, status
-
 from omni_portable.config.catalogue import TESTED, catalogue
 from omni_portable.contracts import registry
 

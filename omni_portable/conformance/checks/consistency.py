@@ -16,7 +16,7 @@ from omni_portable.conformance.evidence.pair import checked_config, opened_pair
 from omni_portable.contracts import registry
 from omni_portable.trainer.consistency import RESOLUTION, SyncProof, logprob_metrics, stack_log_probs
 from omni_portable.trainer.measure import batch_shape_gaps
-from omni_portable.trainer.turns import push_weights
+from omni_portable.trainer.modes.base import push_weights
 
 SHAPES = (1, 2, 4, 7, 16, 32)
 SAMPLES_AFTER_UPDATE = 16

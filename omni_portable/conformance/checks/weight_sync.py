@@ -18,7 +18,7 @@ from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.weights import NamedTensorStream
 from omni_portable.trainer.consistency import RESOLUTION, SyncProof
-from omni_portable.trainer.turns import push_weights
+from omni_portable.trainer.modes.base import push_weights
 
 LORA_RANK = 4
 """Where the recipe trains no LoRA of its own."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from omni_portable.config.loader import plugin_options
 from omni_portable.config.schema import RunConfig
 from omni_portable.conformance.check import NotRun
 from omni_portable.conformance.context import Context
@@ -17,18 +16,20 @@ from omni_portable.conformance.evidence.pair import checked_config, fixed_reques
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import PluginError
-from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.data.prompts import load_prompts
 from omni_portable.models.extents import extent_of
 from omni_portable.trainer.consistency import SyncProof
+from omni_portable.trainer.modes.base import push_weights
 from omni_portable.trainer.preflight import prepare_algorithm
 from omni_portable.trainer.requests import make_token_requests, round_seed
-from omni_portable.trainer.turns import push_weights
+from omni_portable.trainer.roles import build_actor, build_rollout
 
 SAMPLES = 8
+
+Role = TypeVar("Role")
 
 
 @dataclass(frozen=True)
@@ -99,24 +100,23 @@ def opened_sides(context: Context, name: str) -> Iterator[Sides]:
     """
     config = _config(context.config, name)
     beside = replace(config, rollout=replace(config.rollout, engine="native", options={}))
-    launched = config.launcher.name
-    launcher: Launcher = registry.load("launcher", launched)(
-        plugin_options("launcher", launched, config.launcher.options)
-    )
     setup = replace(context.setup, config=config)
-    try:
+    with ExitStack() as stack:
         try:
-            made = registry.load("rollout_engine", name)
-            engine: RolloutEngine = launcher.start("rollout", lambda: made(setup))
+            engine = _held(stack, build_rollout({}, setup))
         except PluginError as error:
             raise NotRun(f"{name}: {error.problem}") from error
-        actor: TrainEngine = launcher.start("actor", lambda: registry.load("train_engine", config.actor.engine)(setup))
-        native: RolloutEngine = launcher.start(
-            "reference", lambda: registry.load("rollout_engine", "native")(replace(setup, config=beside))
-        )
+        actor = _held(stack, build_actor({}, setup))
+        native = _held(stack, build_rollout({}, replace(setup, config=beside)))
         yield Sides(actor, engine, native, _requests(context, config), config)
-    finally:
-        launcher.shutdown()
+
+
+def _held(stack: ExitStack, role: Role) -> Role:
+    """The role, closed with the stack where it has something to close."""
+    close = getattr(role, "close", None)
+    if callable(close):
+        stack.callback(close)
+    return role
 
 
 def _config(config: RunConfig, name: str) -> RunConfig:

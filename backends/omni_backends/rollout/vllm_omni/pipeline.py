@@ -53,7 +53,9 @@ class PolicyPipeline(nn.Module):
             keep_unpacked(module)
             self.add_module(name, module)
         self.weights_sources = [
-            DiffusersPipelineLoader.ComponentSource(str(load.path), name, None, f"{name}.")
+            DiffusersPipelineLoader.ComponentSource(
+                model_or_path=str(load.path), subfolder=name, revision=None, prefix=f"{name}."
+            )
             for name in self.transformers
         ]
         self.adapter: DiffusersAdapter = registry.load("model", settings["family"])(load)
