@@ -20,6 +20,16 @@ SECTIONS = "|".join({key.partition(".")[0] for key in all_keys(RunConfig)} - {"r
 KEY = re.compile(rf"`(?:A\.)?~?((?:{SECTIONS})\.[a-zA-Z_.]+)(?:[=:][^`]*)?`")
 
 
+OPTIONS = {
+    "model": "model",
+    "rollout": "rollout_engine",
+    "actor": "train_engine",
+    "dataplane": "data_plane",
+    "launcher": "launcher",
+}
+"""Section of the configuration -> kind of the plugin whose options it takes."""
+
+
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -42,8 +52,9 @@ def known_key(key: str) -> bool:
     if parts[0] == "algorithm":
         options = registry.spec("algorithm", "flow_grpo").options
         return parts[1] == "name" or parts[1] in options.__dataclass_fields__
-    if parts[:2] == ["model", "options"]:
-        return parts[2:] == [] or parts[2] in registry.spec("model", "sd3").options.__dataclass_fields__
+    if parts[1:2] == ["options"] and parts[2:]:
+        kind = OPTIONS[parts[0]]
+        return any(parts[2] in registry.spec(kind, each).options.__dataclass_fields__ for each in registry.names(kind))
     known = all_keys(RunConfig)
     return key in known or any(other.startswith(f"{key}.") for other in known)
 
