@@ -78,8 +78,11 @@ def engines_for(context: Context) -> tuple[str, ...]:
     config = context.config
     if registry.spec("rollout_engine", config.rollout.engine).capabilities.get("given_samples", False):
         raise NotRun("the recipe takes its samples from a dataset")
+    algorithm = registry.spec("algorithm", str(config.algorithm["name"]))
+    if not algorithm.capabilities.get("needs_log_probs", False):
+        raise NotRun(f"algorithm '{algorithm.name}' compares no log-probs of actor and rollout")
     kinds = set(registry.spec("model", config.model.family).capabilities.get("kinds", ()))
-    kinds &= set(registry.spec("algorithm", str(config.algorithm["name"])).capabilities.get("kinds", kinds))
+    kinds &= set(algorithm.capabilities.get("kinds", kinds))
     found = []
     for name in registry.names("rollout_engine"):
         offered = registry.spec("rollout_engine", name).capabilities

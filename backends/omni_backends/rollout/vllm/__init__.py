@@ -27,6 +27,8 @@ class VllmOptions:
     """How full weights of a mixture of experts are updated on a CPU, where vLLM's own reload mixes them up: 'in_place'
     packs the experts again after the reload and reads them back, 'rebuild' starts the engine anew from an exported
     folder, 'refuse' raises."""
+    merge_lora: bool = False
+    """Multiply a LoRA into the base weights and update these, where vLLM cannot apply one (beside experts on a CPU)."""
     bucket_mib: int = 64
     """Size of the pieces in which weights travel."""
     keep_weights: bool = True

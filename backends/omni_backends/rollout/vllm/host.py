@@ -48,7 +48,7 @@ class VllmHost:
 
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         self._setup, self._options = setup, options
-        self._policy: Policy = read_policy(setup)
+        self._policy: Policy = read_policy(setup, merge_lora=options.merge_lora)
         self._held: Held | None = None
         self._paused = False
         self._exported: Path | None = None
@@ -59,9 +59,13 @@ class VllmHost:
         except BaseException:
             self._folder.close()
             raise
-        if self._policy.lora is not None:
+        if self._policy.merged is not None:
+            begun = self._policy.merged.begin()
+            self._held = Held(0, begun.manifest, dict(begun))
+        elif self._policy.lora is not None:
             manifest = WeightManifest(mode="adapter", lora=self._policy.lora)
             self._held = Held(0, manifest, self._policy.adapter)
+        if self._held is not None:
             self._send_held(self._process)
 
     @property
@@ -146,6 +150,14 @@ class VllmHost:
         Raises:
             WeightSyncError: it failed; the engine holds what it held (it is started again if its process ended).
         """
+        merged = self._policy.merged
+        if merged is None:
+            return self._update(stream, version, repeat=repeat)
+        detail = self._update(merged.full(stream), version, repeat=repeat)
+        merged.accept()
+        return f"{detail}, the LoRA merged into {merged.info.expected_modules} modules"
+
+    def _update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
         if self._options.moe_update == "rebuild" and self._policy.lora is None:
             return self._rebuild(stream, version)
         kept = KeptStream(stream, keep=self._options.keep_weights)
@@ -162,6 +174,8 @@ class VllmHost:
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
         """Of what all workers hold."""
+        if self._policy.merged is not None:
+            return self._policy.merged.checksums(names, lambda wanted: collect_checksums(self._process.rpc, wanted))
         return collect_checksums(self._process.rpc, names)
 
     def batches(self) -> list[int]:

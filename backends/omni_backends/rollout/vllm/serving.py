@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from omni_backends.rollout.vllm.inventory import Inventory, TensorShape
-from omni_portable.contracts.errors import WeightSyncError
+from omni_backends.rollout.vllm.merged import MergedLora
+from omni_portable.contracts.errors import CapabilityError, WeightSyncError
 from omni_portable.contracts.weights import LoraInfo
 from omni_portable.models.autoregressive.adapter import LanguageAdapter
 from omni_portable.models.folders import read_json
@@ -47,15 +48,21 @@ class Policy:
         inventory: all trainable tensors of the base model.
         lora: what is injected; None for full weights.
         adapter: initial LoRA matrices by canonical name; empty without one.
+        merged: set where the LoRA is merged: the engine then knows of full weights only.
     """
 
     inventory: Inventory
     lora: LoraInfo | None
     adapter: Mapping[str, torch.Tensor]
+    merged: MergedLora | None = None
 
 
-def read_policy(setup: EngineSetup) -> Policy:
-    """Load the transformer once to see what it consists of, and let it go."""
+def read_policy(setup: EngineSetup, *, merge_lora: bool) -> Policy:
+    """Load the transformer once to see what it consists of, and let it go.
+
+    Raises:
+        CapabilityError: a LoRA that vLLM has no kernels for.
+    """
     adapter = load_token_adapter(setup, ("transformer",))
     module = adapter.transformer
     named = {canonical_name(name): parameter for name, parameter in module.named_parameters()}
@@ -64,10 +71,19 @@ def read_policy(setup: EngineSetup) -> Policy:
         {name: TensorShape(tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in named.items()},
         dict(prefixes),
     )
+    base = {name: tensor.detach().cpu().clone() for name, tensor in named.items()} if merge_lora else {}
     lora = inject_configured_lora(adapter, setup.config.model.lora, setup.config.trainer.seed)
     matrices = {name: m.detach().cpu().clone() for name, m in lora_named_tensors(module)} if lora is not None else {}
     described = {name: TensorShape(tuple(matrix.shape), dtype_name(matrix.dtype)) for name, matrix in matrices.items()}
-    return Policy(replace(inventory, adapter=described), lora, matrices)
+    whole = replace(inventory, adapter=described)
+    if lora is not None and merge_lora:
+        return Policy(inventory, None, {}, MergedLora(whole, lora, base, matrices))
+    if lora is not None and setup.load.torch_device.type == "cpu" and any(".experts." in name for name in named):
+        raise CapabilityError(
+            "model.lora.rank: beside a mixture of experts vLLM has no kernels for a LoRA on a CPU",
+            remedy="set rollout.options.merge_lora=true, which merges it into the base weights at every update",
+        )
+    return Policy(whole, lora, matrices)
 
 
 class ServingFolder:

@@ -17,7 +17,8 @@ from omni_portable.models.setup import EngineSetup
 from omni_portable.models.weights import dtype_name
 
 EXTENSION = "omni_backends.rollout.vllm_omni.extension.PolicyWorkerExtension"
-WAVE_WAIT_MS = 1000.0
+ENGINE = "omni_backends.rollout.vllm_omni.scheduling.PackEngine"
+WAVE_WAIT_MS = 5000.0
 """Longest time that the engine waits for the rest of a pack that was sent at once; it goes on when all are there."""
 
 
@@ -62,6 +63,7 @@ def engine_arguments(setup: EngineSetup, options: VllmOmniOptions) -> dict[str, 
         "max_num_seqs": config.rollout.max_num_seqs,
         "step_execution": options.step_execution,
         "request_batch_max_wait_ms": 0.0 if options.step_execution else WAVE_WAIT_MS,
+        "engine_backend": ENGINE,
         "distributed_executor_backend": "uni" if options.devices == 1 else "mp",
         "worker_extension_cls": EXTENSION,
         "enable_sleep_mode": bool(config.rollout.sleep_level) and not on_host,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_portable.contracts.errors import WeightSyncError
+from omni_portable.contracts.errors import CapabilityError, WeightSyncError
 from omni_portable.models.qwen3.tiny import build_tiny_qwen3
 from tests.support.engines import require_installed
 from tests.support.vllm_pair import Pair, draw, vllm_setup
@@ -35,12 +35,29 @@ def test_input_and_output_embeddings_that_are_one_tensor_stay_one(tmp_path: Path
         pair.assert_same(pair.requests(4))
 
 
-@pytest.mark.parametrize("name", ["qwen_vl", "qwen3_omni"])
-def test_a_lora_of_a_model_with_towers(name: str) -> None:
-    with running(name, lora_rank=4) as pair:
+def test_a_lora_of_a_model_with_a_tower() -> None:
+    with running("qwen_vl", lora_rank=4) as pair:
         pair.assert_same(pair.requests(6))
         pair.update(pair.changed(1))
         pair.assert_same(pair.requests(6))
+
+
+def test_a_lora_beside_experts_is_merged_where_that_was_asked_for() -> None:
+    from omni_backends.rollout.vllm.engine import VllmEngine
+
+    with pytest.raises(CapabilityError, match="merge_lora=true"):
+        VllmEngine(vllm_setup("qwen3_omni", lora_rank=4))
+    with running("qwen3_omni", lora_rank=4, merge_lora=True) as pair:
+        pair.assert_same(pair.requests(6))
+        pair.update(pair.changed(1))
+        pair.assert_same(pair.requests(6))
+        held = pair.engine.weights_checksum()
+        wrong = pair.changed(2)
+        wrong[next(iter(wrong))][0, 0] = torch.nan
+        pair.engine.pause()
+        with pytest.raises(WeightSyncError, match="not finite"):
+            pair.engine.update_weights(pair.stream(wrong), pair.version + 1)
+        assert pair.engine.weights_checksum() == held
 
 
 def test_in_bfloat16_weights_arrive_and_the_gap_is_small() -> None:

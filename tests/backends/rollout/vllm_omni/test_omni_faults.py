@@ -147,7 +147,8 @@ def test_an_update_that_does_not_fit_leaves_the_old_policy_and_the_engine_paused
     with pytest.raises(WeightSyncError, match=f"was sent version {version}"):
         pair.engine.update_weights(pair.stream(), version)
     pair.engine.resume()
-    assert bit_equal(before, pair.draw(requests))
+    gap = largest_gap(before, pair.draw(requests))
+    assert gap <= 1e-5 if stepwise else gap == 0.0  # batches of single steps depend on arrivals, and shapes on them
 
 
 def test_two_updates_at_once_are_refused(engine_pair):
