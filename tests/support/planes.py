@@ -34,7 +34,7 @@ def media_group(group_id: str = "g", submission: int = 0, size: int = 2) -> Scor
                 "image": MediaArtifact(
                     "image", "image", torch.arange(48, dtype=torch.uint8).view(3, 4, 4), layout="CHW"
                 ),
-                "response": MediaArtifact("response", "text", f"word {i}"),
+                "response": MediaArtifact("response", "text", f"word {i}", "str"),
             },
         )
         for i, each in enumerate(group.trajectories)
@@ -55,8 +55,9 @@ def same_media(one: ScoredGroup, other: ScoredGroup) -> bool:
         if a.artifacts.keys() != b.artifacts.keys():
             return False
         for name, artifact in a.artifacts.items():
-            data, copy = artifact.data, b.artifacts[name].data
-            equal = torch.equal(data, copy) if isinstance(data, torch.Tensor) else data == copy
-            if not equal or replace(artifact, data="") != replace(b.artifacts[name], data=""):
+            copy = b.artifacts[name]
+            data = artifact.data
+            equal = torch.equal(data, copy.data) if isinstance(data, torch.Tensor) else data == copy.data
+            if not equal or replace(artifact, data=copy.data) != copy:
                 return False
     return True

@@ -169,15 +169,19 @@ class Cluster:
         return until
 
     def _start(self) -> None:
-        now, waiting = self._loop.now, self._waiting
-        while self._idle and waiting and self._open:
+        if not (self._waiting and self._idle and self._open):
+            self.queue.set(len(self._waiting), self._loop.now)
+            return
+        now, waiting, take, events = self._loop.now, self._waiting, self._seating.take, self._events
+        for _ in range(min(self._idle, len(waiting))):
             piece = waiting.popleft()
-            self._idle -= 1
-            piece.seat, piece.since = self._seating.take(piece.prompts), now
+            piece.seat, piece.since = take(piece.prompts), now
             if piece.version < 0:
                 piece.version = self.version
             self._running[piece] = None
-            self._push(now + piece.left, piece)
+            self._order += 1
+            heapq.heappush(events, (now + piece.left, self._order, piece, piece.rounds))
+            self._idle -= 1
         self.queue.set(len(waiting), now)
 
     def _push(self, time: float, piece: Piece) -> None:

@@ -145,6 +145,7 @@ class _Run:
     def _store(self, step: int, part: Part) -> int:
         prompts, samples, size = self._work.placement.prompts, self._work.samples, self._work.piece
         versions = [piece.version for piece in part.pieces]
+        part.pieces.clear()  # they know it: without this only the garbage collector would free both
         for index in range(prompts):
             first, last = index * samples // size, ((index + 1) * samples - 1) // size
             oldest = versions[first] if first == last else min(versions[first : last + 1])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.planning.placement.model import Costs, predict
@@ -12,6 +15,7 @@ from omni_portable.planning.placement.profile import Profile
 
 Ratio = Callable[[], float]
 """Draws the duration of one piece of work, relative to its mean."""
+BLOCK = 1024
 KINDS = ("constant", "lognormal:CV", "measured")
 
 
@@ -25,7 +29,7 @@ def make_ratio(spec: str, seed: str, measured: Sequence[float] = ()) -> Ratio:
     Raises:
         ConfigError: another text, or nothing was measured.
     """
-    generator = random.Random(seed)
+    generator = np.random.default_rng(random.Random(seed).getrandbits(64))
     if spec == "constant":
         return lambda: 1.0
     if spec == "measured":
@@ -36,7 +40,7 @@ def make_ratio(spec: str, seed: str, measured: Sequence[float] = ()) -> Ratio:
             )
         mean = sum(known) / len(known)
         scaled = [ratio / mean for ratio in known]
-        return lambda: generator.choice(scaled)
+        return _in_blocks(lambda: generator.choice(scaled, BLOCK))
     kind, _, text = spec.partition(":")
     try:
         variation = float(text) if kind == "lognormal" else -1.0
@@ -45,7 +49,17 @@ def make_ratio(spec: str, seed: str, measured: Sequence[float] = ()) -> Ratio:
     if not 0 <= variation <= 10:
         raise ConfigError(f"--times {spec!r} is no distribution", choices=list(KINDS))
     sigma = math.sqrt(math.log1p(variation * variation))
-    return lambda: math.exp(generator.gauss(-sigma * sigma / 2, sigma))
+    return _in_blocks(lambda: generator.lognormal(-sigma * sigma / 2, sigma, BLOCK))
+
+
+def _in_blocks(draw: Callable[[], npt.NDArray[np.float64]]) -> Ratio:
+    """One at a time of what is drawn BLOCK at a time, which is much faster."""
+
+    def one_by_one() -> Iterator[float]:
+        while True:
+            yield from draw().tolist()
+
+    return one_by_one().__next__
 
 
 def measured_ratios(profile: Profile, costs: Costs) -> tuple[list[float], list[float]]:

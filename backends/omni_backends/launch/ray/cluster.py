@@ -7,9 +7,10 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import ray
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes Ray take the loopback address for the machine's own on every system, as it does on macOS and Windows; all of
 its servers then listen there only. (An explicit loopback address is replaced by Ray with the machine's outward one.)"""
+
+ATTEMPTS = 3
+"""To start a cluster: Ray gives its parts half a minute, which a busy machine may not keep."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ def _join(address: str) -> Connection:
     if address != "auto":
         _knock(address)
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        with _loopback() if _on_loopback(address) else nullcontext():
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"{key}={address}: no Ray cluster can be joined there: {error}",
@@ -107,26 +112,37 @@ def _knock(address: str) -> None:
         ) from error
 
 
+def _on_loopback(address: str) -> bool:
+    """A cluster that listens there only is looked for elsewhere by Ray, unless it is told."""
+    host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
 def _start(options: RayOptions, cpus: int) -> Connection:
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    try:
-        with _loopback():
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=options.object_store_mib << 20,
-            )
-    except Exception as error:  # noqa: BLE001 - Ray raises bare ones where a part of it does not come up in time
-        raise ClusterError(
-            f"no Ray cluster could be started on this machine: {error}",
-            remedy="try again when the machine has less to do, or start a cluster yourself and give its address "
-            "(launcher.options.address)",
-        ) from error
+    for attempt in range(ATTEMPTS, 0, -1):
+        try:
+            with _loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    object_store_memory=options.object_store_mib << 20,
+                )
+            break
+        except Exception as error:  # noqa: BLE001 - Ray raises bare ones where a part of it is late
+            _end_ray_processes(before)
+            if attempt == 1:
+                raise ClusterError(
+                    f"no Ray cluster could be started on this machine in {ATTEMPTS} attempts: {error}",
+                    remedy="try again when the machine has less to do, or start a cluster yourself and give its "
+                    "address (launcher.options.address)",
+                ) from error
+            log.warning("the Ray cluster did not start (%s); trying again", error)
     address = ray.get_runtime_context().gcs_address
     found = [(name, ip, port) for pid, name, ip, port in _listening() if pid not in before]
     open_ones = [f"{name} {ip}:{port}" for name, ip, port in found if not _is_loopback(ip)]
@@ -161,6 +177,16 @@ def _loopback() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _end_ray_processes(before: Collection[int]) -> None:
+    """What a start that failed left behind: Ray's processes among the descendants that were not there before."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.pid not in before and any("ray" in Path(word).parts for word in process.cmdline()):
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def _listening() -> Iterator[tuple[int, str, str, int]]:
