@@ -11,6 +11,7 @@ import pytest
 from omni_portable.config.recipes import find_recipe
 from omni_portable.contracts import registry
 from tests.e2e.conftest import Cli
+from tests.e2e.rundirs import CLOCKS
 from tests.support.token_models import folder
 
 SMALL = ("trainer.total_steps=2", "trainer.progress=plain", "device.threads=1", "trainer.loggers=[jsonl]")
@@ -71,7 +72,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(cli: Cli, tmp_path: Path) -> Non
     train("parts", 1)
     parts = train("parts", 3, "trainer.resume=auto")
     for left, right in zip(whole, parts, strict=True):
-        names = [name for name in left if not name.startswith(("perf/", "timing_s/", "rollout_corr/batch_shape"))]
+        names = [name for name in left if not name.startswith((*CLOCKS, "rollout_corr/batch_shape"))]
         assert {name: left[name] for name in names} == {name: right[name] for name in names}
 
 
