@@ -215,8 +215,10 @@ class Router:
     async def _piece(self, items: Sequence[Item]) -> dict[str, AnyTrajectory]:
         """Finished trajectories by request id; what was aborted is missing."""
         done: dict[str, AnyTrajectory] = {}
-        losses = 0
+        lost: list[WorkerLostError] = []
         while left := [item for item in items if item[1].outcome is Outcome.PENDING]:
+            if len(lost) == self._attempts:
+                raise self._given_up(left, lost) from lost[-1]
             seat = await self._seat(left)
             if seat is None:
                 break
@@ -225,10 +227,8 @@ class Router:
                     result = await seat.engine.generate([request for request, _ in left])
             except WorkerLostError as error:
                 self._crew.lose({seat.name: error}, {seat.name: seat.engine})
-                losses += 1
+                lost.append(error)
                 self._resubmitted += len(left)
-                if losses == self._attempts:
-                    raise self._given_up(left, losses, error) from error
                 continue
             except LifecycleError:
                 if all(ticket.outcome is Outcome.ABORTED for _, ticket in left):
@@ -290,10 +290,10 @@ class Router:
                 return answers.done
 
     @staticmethod
-    def _given_up(items: Sequence[Item], losses: int, error: WorkerLostError) -> WorkerLostError:
+    def _given_up(items: Sequence[Item], lost: Sequence[WorkerLostError]) -> WorkerLostError:
         return WorkerLostError(
-            f"{len(items)} rollout requests (the first: '{items[0][0].request_id}') lost their replica {losses} times; "
-            f"the last time: {error.problem}",
+            f"{len(items)} rollout requests (the first: '{items[0][0].request_id}') lost their replica {len(lost)} "
+            f"times; the last time: {lost[-1].problem}",
             remedy="look into logs/ of the run directory for what ends the replicas, or allow more (rollout.attempts)",
         )
 
