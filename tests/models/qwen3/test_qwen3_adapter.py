@@ -123,7 +123,7 @@ def test_attention_is_asked_for_and_applied() -> None:
     (request,) = Qwen3Adapter.attention_requests(folder("qwen3"), "float32", training=True)
     assert (request.component, request.head_dim, request.causal, request.grouped_query) == (
         "language_model",
-        8,
+        32,
         True,
         True,
     )

@@ -69,7 +69,7 @@ def test_the_folder_of_the_whole_model_loads_without_its_talker(tmp_path: Path) 
     rows = some_rows(alone, FAMILY)
     with torch.no_grad():
         assert torch.equal(adapter.score(rows, 1.0).log_prob, alone.score(rows, 1.0).log_prob)
-    assert Qwen3OmniAdapter.attention_requests(whole, "float32", True)[0].head_dim == 16
+    assert Qwen3OmniAdapter.attention_requests(whole, "float32", True)[0].head_dim == 32
     save_file(tensors | {"thinker.extra": torch.ones(1)}, whole / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="unexpected"):
         load(FAMILY, path=whole)
