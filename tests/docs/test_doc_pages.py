@@ -12,6 +12,7 @@ from omni_portable.cli.main import parse
 from omni_portable.config.convert import all_keys
 from omni_portable.config.loader import load_config
 from omni_portable.config.schema import RunConfig
+from omni_portable.conformance.catalogue import all_checks
 from omni_portable.contracts import registry
 from tests.docs.pages import LINK, PAGES, ROOT, anchors, blocks, commands, prose
 
@@ -55,6 +56,8 @@ def known_key(key: str) -> bool:
     if parts[1:2] == ["options"] and parts[2:]:
         kind = OPTIONS[parts[0]]
         return any(parts[2] in registry.spec(kind, each).options.__dataclass_fields__ for each in registry.names(kind))
+    if key in {check.id for check in all_checks()}:
+        return True
     known = all_keys(RunConfig)
     return key in known or any(other.startswith(f"{key}.") for other in known)
 
