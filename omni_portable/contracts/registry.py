@@ -46,6 +46,7 @@ class PluginSpec:
         target: ``module:attribute`` of the class or factory; imported only by :meth:`load`.
         options: dataclass whose fields are the keys a recipe may set for this plugin; must import without torch.
         capabilities: facts that are checked when plugins are paired (see each contract for the keys).
+        extra: the optional dependencies of its package without which it is registered, but cannot be loaded.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PluginSpec:
     target: str
     options: type = NoOptions
     capabilities: Mapping[str, Any] = field(default_factory=dict)
+    extra: str = ""
 
     def load(self) -> Any:
         """Import and return the class or factory behind this spec; an ImportError names what is missing."""
@@ -62,7 +64,9 @@ class PluginSpec:
         except ModuleNotFoundError as error:
             raise PluginError(
                 f"plugin '{self.name}' ({self.target}) needs the module '{error.name}', which is not installed",
-                remedy=f"pip install the package that provides '{error.name}' (see the extras in pyproject.toml)",
+                remedy=f"pip install 'omni-portable[{self.extra}]'"
+                if self.extra
+                else f"pip install the package that provides '{error.name}' (see the extras in pyproject.toml)",
             ) from error
 
 

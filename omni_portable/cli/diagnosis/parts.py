@@ -9,12 +9,14 @@ from omni_portable.cli.diagnosis.stack import state_of
 from omni_portable.config.loader import load_config
 from omni_portable.config.recipes import list_recipes
 from omni_portable.contracts import registry
+from omni_portable.contracts.errors import PluginError
 from omni_portable.contracts.registry import PluginSpec
 
 
 def plugin_checks(load: bool) -> Iterator[Check]:
     """Every registered plugin's description; with `load` its code too, which imports torch."""
     names: list[tuple[str, str]] = []
+    optional: list[str] = []
     problems = 0
     for kind in registry.GROUPS:
         try:
@@ -25,8 +27,8 @@ def plugin_checks(load: bool) -> Iterator[Check]:
     for kind, name in names:
         try:
             spec = registry.spec(kind, name)
-            if load:
-                spec.load()
+            if load and (missing := _missing(spec)):
+                optional.append(f"{name} (pip install 'omni-portable[{spec.extra}]' for {missing})")
         except UNUSABLE as error:
             problems += 1
             yield Check(f"{kind} '{name}'", "fail", one_line(error), remedy_of(error, "reinstall its package"))
@@ -36,6 +38,23 @@ def plugin_checks(load: bool) -> Iterator[Check]:
         )
     elif not problems:
         yield Check("plugins", "ok", f"{len(names)} registered" + (" and importable" if load else ""))
+    if optional:
+        yield Check("optional parts", "ok", "not installed: " + "; ".join(optional))
+
+
+def _missing(spec: PluginSpec) -> str:
+    """The module that an optional plugin lacks, once its code is imported; empty where nothing is.
+
+    Raises:
+        PluginError: a plugin that is not optional lacks a module.
+    """
+    try:
+        spec.load()
+    except PluginError as error:
+        if not spec.extra or not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        return str(error.__cause__.name)
+    return ""
 
 
 def recipe_checks() -> Iterator[Check]:

@@ -80,4 +80,5 @@ SPEC = PluginSpec(
     target="omni_backends.dataplane.transferqueue.plane:TransferQueuePlane",
     options=TransferQueueOptions,
     capabilities={"multi_process": True, "persistent": True},
+    extra="transferqueue",
 )

@@ -70,4 +70,5 @@ SPEC = PluginSpec(
     target="omni_backends.launch.ray.launcher:RayLauncher",
     options=RayOptions,
     capabilities={"multi_process": True},
+    extra="ray",
 )
