@@ -12,7 +12,7 @@ from vllm_omni.diffusion.sched.request_scheduler import RequestScheduler
 from omni_backends.rollout.vllm_omni.messages import KEY
 
 
-class PackScheduler(RequestScheduler):  # type: ignore[misc]
+class PackScheduler(RequestScheduler):
     """Waits for the whole of a pack, at most `request_batch_max_wait_ms`, and never mixes two.
 
     The engine's own scheduler goes on 50 ms after the last arrival, which on a busy machine parts a pack, and with it
@@ -43,7 +43,7 @@ class PackScheduler(RequestScheduler):  # type: ignore[misc]
         return sum(_pack(state)[0] == pack for state in waiting) >= rows
 
 
-class PackEngine(DiffusionEngine):  # type: ignore[misc]
+class PackEngine(DiffusionEngine):
     """vLLM-Omni's diffusion engine with a :class:`PackScheduler` where it batches whole requests (`engine_backend`)."""
 
     def _init_scheduler(self, od_config: Any, scheduler: Any = None, *arguments: Any, **keywords: Any) -> None:
