@@ -57,9 +57,15 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         return
 
+    @property
+    def trained(self) -> torch.nn.Module:
+        """The part that updates bring: frozen towers beside it are left alone."""
+        found: torch.nn.Module = getattr(self.model, "language_model", self.model)
+        return found
+
     def start_weight_update(self) -> None:
         """Take the layers' processed weights aside."""
-        initialize_layerwise_reload(self.model)
+        initialize_layerwise_reload(self.trained)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, without waiting for an accelerator that may not be there: the next step runs on the same
@@ -80,8 +86,8 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         """Process the loaded weights as at the start, and do what vLLM leaves out on a CPU."""
         if self._abandoned:
             return
-        finalize_layerwise_reload(self.model, self.model_config)
-        pack_again(self.model)
+        finalize_layerwise_reload(self.trained, self.model_config)
+        pack_again(self.trained)
         self._staged = {}
 
     def shutdown(self) -> None:

@@ -158,7 +158,8 @@ class Fsdp2Rank(Worker):
         for name in names:
             whole = full(self._sharded[name], masters[name].detach())
             if self._rank == 0:
-                found[name] = whole.to("cpu", self._dtypes[name])
+                # A copy even where one process holds the whole: what hashes it must not pin the shard's own memory.
+                found[name] = whole.to("cpu", self._dtypes[name], copy=True)
         return found
 
     def sleep(self, level: int = 1, tags: Sequence[Any] = TAGS) -> Ack:
