@@ -7,14 +7,16 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from omni_backends.launch.ray import RayOptions
 from omni_portable.contracts.errors import ClusterError
@@ -25,8 +27,9 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes Ray take the loopback address for the machine's own on every system, as it does on macOS and Windows; all of
 its servers then listen there only. (An explicit loopback address is replaced by Ray with the machine's outward one.)"""
 
-ATTEMPTS = 3
-"""To start a cluster: Ray gives its parts half a minute, which a busy machine may not keep."""
+PATIENCE_S = 240.0
+ATTEMPTS = 2
+"""To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     for attempt in range(ATTEMPTS, 0, -1):
         try:
-            with _loopback():
+            with _loopback(), _patience(PATIENCE_S):
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -177,6 +180,27 @@ def _loopback() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Ray gives its node half a minute to come up, and no setting for that; a busy machine may need longer."""
+    look, deadline = services.get_node, time.monotonic() + seconds
+
+    def wait_for_node(*arguments: Any, **named: Any) -> Any:
+        while True:
+            try:
+                return look(*arguments, **named)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    services.get_node = wait_for_node
+    try:
+        yield
+    finally:
+        services.get_node = look
 
 
 def _end_ray_processes(before: Collection[int]) -> None:
