@@ -60,8 +60,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     @property
     def trained(self) -> torch.nn.Module:
         """The part that updates bring: frozen towers beside it are left alone."""
-        found: torch.nn.Module = getattr(self.model, "language_model", self.model)
-        return found
+        model: torch.nn.Module = self.model
+        part = getattr(model, "language_model", model)
+        assert isinstance(part, torch.nn.Module)
+        return part
 
     def start_weight_update(self) -> None:
         """Take the layers' processed weights aside."""
