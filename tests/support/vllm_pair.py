@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,15 @@ def native_rollout() -> RolloutConfig:
     return RolloutConfig(max_num_seqs=MAX_NUM_SEQS)
 
 
+def _faulty(whole: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Arguments of an engine whose workers can be made to fail."""
+
+    def arguments(*given: Any) -> dict[str, Any]:
+        return {**whole(*given), "worker_extension_cls": FAULTY_WORKER}
+
+    return arguments
+
+
 class Pair:
     """Two engines that are given the same requests and weights.
 
@@ -58,16 +67,15 @@ class Pair:
         self.name = name
         setup = vllm_setup(name, lora_rank=lora_rank, path=path, **options)
         self.native = NativeTokenEngine(replace(setup, config=replace(setup.config, rollout=native_rollout())))
-        whole = host.engine_arguments
-
-        def faulty(*arguments: Any) -> dict[str, Any]:
-            return {**whole(*arguments), "worker_extension_cls": FAULTY_WORKER}
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "engine_arguments", faulty)
-            self.engine = VllmEngine(setup)
+        self._patch = pytest.MonkeyPatch()  # for as long as the engine lives: it may be started again
+        self._patch.setattr(host, "engine_arguments", _faulty(host.engine_arguments))
+        self.engine = VllmEngine(setup)
         self.mode = "adapter" if lora_rank else "full"
         self.first = self.held()
+
+    def close(self) -> None:
+        self.engine.close()
+        self._patch.undo()
 
     @property
     def version(self) -> int:

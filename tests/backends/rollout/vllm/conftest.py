@@ -8,7 +8,7 @@ from tests.support.vllm_pair import Pair
 def _pair(*arguments, **options) -> Iterator[Pair]:
     pair = Pair(*arguments, **options)
     yield pair
-    pair.engine.close()
+    pair.close()
 
 
 @pytest.fixture(scope="session")

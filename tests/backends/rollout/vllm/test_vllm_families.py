@@ -24,7 +24,7 @@ def running(*arguments: Any, **options: Any) -> Iterator[Pair]:
     try:
         yield pair
     finally:
-        pair.engine.close()
+        pair.close()
 
 
 def test_input_and_output_embeddings_that_are_one_tensor_stay_one(tmp_path: Path) -> None:

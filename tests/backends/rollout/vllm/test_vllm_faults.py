@@ -109,7 +109,7 @@ def test_experts_may_be_refused_or_brought_by_a_new_engine(moe_update: str) -> N
         assert exported is not None
         assert exported.is_dir()
     finally:
-        pair.engine.close()
+        pair.close()
     if moe_update == "rebuild":
         assert not exported.exists()
 
