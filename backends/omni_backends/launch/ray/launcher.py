@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +31,8 @@ from omni_portable.rollout.codec import pack
 log = logging.getLogger(__name__)
 
 HOSTS = {"rollout": RolloutHost, "reward": RewardHost}
+ROOM_S = 10.0
+"""Seconds that other runs are given to return what they used."""
 CALLS_AT_ONCE = 32
 """Calls that a worker may serve side by side, so that an abort is never queued behind what it aborts."""
 
@@ -67,8 +70,7 @@ class RayLauncher:
         """
         wanted = pools(roles, self._options)
         self._connection = connect(self._options, local_cpus(wanted, self._options))
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(wanted, ray.available_resources(), nodes)
+        self._find_room(wanted)
         for pool in wanted:
             if pool.each:
                 self._groups[pool.name] = self._group(pool)
@@ -126,6 +128,19 @@ class RayLauncher:
             remove_placement_group(self._groups.popitem()[1])
         self._connection.close()
         self._connection = None
+
+    def _find_room(self, wanted: Sequence[Pool]) -> None:
+        """What another run has just given back takes a moment to be free; what is not there at all is refused now."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        check_room(wanted, ray.cluster_resources(), nodes)
+        deadline = time.monotonic() + ROOM_S
+        while True:
+            try:
+                return check_room(wanted, ray.available_resources(), nodes)
+            except ClusterError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def _group(self, pool: Pool) -> PlacementGroup:
         each = pool.each if pool.name in REMOTE else on_this_machine(pool.each)
