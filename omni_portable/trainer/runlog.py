@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from omni_portable.trainer.rundir import disk_errors
 
@@ -27,12 +28,18 @@ class LogFile(logging.Handler):
         super().__init__()
         self.setFormatter(logging.Formatter(FORMAT))
         self._lost = 0
+        self._path = path
         with disk_errors(path):
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until close
+            self._file = self._opened()
+
+    def _opened(self) -> BinaryIO:
+        return open(self._path, "ab", buffering=0)  # noqa: SIM115 - held until close
 
     def emit(self, record: logging.LogRecord) -> None:
         note = f"({self._lost} records before this one could not be written)\n" if self._lost else ""
         try:
+            if self._file.closed:  # a library that configures logging closes every handler there is
+                self._file = self._opened()
             self._file.write(f"{note}{self.format(record)}\n".encode())
             self._lost = 0
         except OSError:

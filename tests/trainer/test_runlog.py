@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.config
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,15 @@ def test_the_traceback_of_what_ended_the_run_is_kept(tmp_path: Path) -> None:
     text = (tmp_path / "log.txt").read_text()
     assert "the run stopped" in text
     assert "ZeroDivisionError" in text
+
+
+def test_a_library_that_configures_logging_does_not_end_the_log(tmp_path: Path) -> None:
+    with log_to(tmp_path / "log.txt"):
+        LOG.info("before")
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        LOG.info("after")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["before", "after"]
 
 
 def test_a_full_disk_neither_raises_nor_prints(capsys: pytest.CaptureFixture[str]) -> None:
