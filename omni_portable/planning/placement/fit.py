@@ -69,17 +69,20 @@ def non_negative_least_squares(matrix: Array, values: Array) -> Array:
         matrix: (rows, columns), a handful of columns.
         values: (rows,).
     """
+    # Columns of very different sizes would lose the small ones to the solver's cut-off of singular values.
+    sizes = np.abs(matrix).max(axis=0)
+    scaled = matrix / np.where(sizes > 0, sizes, 1.0)
     columns = matrix.shape[1]
     best, least = np.zeros(columns), float(np.linalg.norm(values))
     for size in range(1, columns + 1):
-        for chosen in itertools.combinations(range(columns), size):
-            part = np.linalg.lstsq(matrix[:, chosen], values, rcond=None)[0]
+        for chosen in itertools.combinations(np.flatnonzero(sizes), size):
+            part = np.linalg.lstsq(scaled[:, chosen], values, rcond=None)[0]
             if (part < 0).any():
                 continue
-            error = float(np.linalg.norm(matrix[:, chosen] @ part - values))
+            error = float(np.linalg.norm(scaled[:, chosen] @ part - values))
             if error < least - 1e-9:
                 best, least = np.zeros(columns), error
-                best[list(chosen)] = part
+                best[list(chosen)] = part / sizes[list(chosen)]
     return best
 
 

@@ -183,7 +183,10 @@ def test_sleep_between_steps_changes_no_bit(folder, lora: int):
     batch = through.batch(through.trajectories())
     for parts in (through, slept):
         parts.actor.train_step(batch, parts.algorithm)
-    assert slept.actor.sleep().bytes > 0
+    held = _weight_bytes(slept)
+    assert held > 0
+    slept.actor.sleep()
+    assert _weight_bytes(slept) == 0
     slept.actor.wake()
     slept.actor.sleep(tags=("optimizer",))
     slept.sync(1)
@@ -191,8 +194,13 @@ def test_sleep_between_steps_changes_no_bit(folder, lora: int):
     slept.actor.wake()
     for parts in (through, slept):
         parts.actor.train_step(batch, parts.algorithm)
+    assert _weight_bytes(slept) == held
     for policy in ("current", "ema"):
         assert slept.actor.weights_checksum(policy) == through.actor.weights_checksum(policy)
+
+
+def _weight_bytes(parts: Parts) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in parts.actor._policies.tensors("current").values())
 
 
 def _forward(transformer: torch.nn.Module, seed: int = 0) -> torch.Tensor:
