@@ -22,7 +22,8 @@ LATENT_COPIES = 8
 
 def actor(setting: Setting) -> Role:
     """The train engine: the transformer alone, which is given conditioning with its trajectories."""
-    items = [*_weights(setting, setting.shards), *_optimizer(setting), *_policies(setting), *_passes(setting)]
+    items = [*_weights(setting, setting.shards), *_optimizer(setting), *_policies(setting), *_teachers(setting)]
+    items += _passes(setting)
     return Role("actor", "sharded" if setting.shards > 1 else "replicated", tuple(items))
 
 
@@ -114,6 +115,14 @@ def _policies(setting: Setting) -> Iterator[Item]:
     if kept["ema"] and setting.masters:
         detail = f"the average in {setting.dtype}, while it is handed over"
         yield Item("published copy", setting.trained * setting.itemsize, detail, ("weight_sync",))
+
+
+def _teachers(setting: Setting) -> Iterator[Item]:
+    """Frozen transformers that every rank holds whole; a teacher in another folder is taken to be of the same size."""
+    if count := len(setting.config.model.teachers):
+        one = setting.model_elements * setting.itemsize
+        detail = f"{count} of the student's size: {setting.model_elements:,} x {setting.itemsize} bytes each"
+        yield Item("teachers", count * one, f"{detail} ({setting.dtype})")
 
 
 def _passes(setting: Setting) -> Iterator[Item]:

@@ -66,6 +66,18 @@ def test_what_the_train_engine_really_holds(overrides):
     assert {name: planned.get(name, 0) for name in real} == real
 
 
+def test_teachers_are_held_whole_beside_the_student():
+    from omni_portable.planning.resolve import make_plan
+
+    recipe = "sd3/diffusion_opd_routed_tiny.yaml"
+    config = load_config(recipe, ["device.name=cpu"])
+    prepared = prepare(config)
+    setup = EngineSetup(config, prepared.device, prepared.load, prepared.algorithm.requires)
+    engine = registry.load("train_engine", "single")(setup)
+    real = sum(held(module.state_dict().values()) for module in engine._teachers.modules())
+    assert items(make_plan(recipe, "cpu"), "actor")["teachers"].bytes == real > 0
+
+
 def planned_on_cpu(overrides):
     from omni_portable.planning.resolve import make_plan
 
