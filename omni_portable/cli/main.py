@@ -40,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"omni-portable: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        # If the signal came inside exec() of a string, as dataclasses run it at import, `python -m` would end by SIGINT
+        # whatever is returned here; CPython forgets it at the next such call.
+        exec("")
         print(f"\nomni-portable: interrupted. {getattr(arguments, 'resume_hint', '')}".rstrip(), file=sys.stderr)
         return INTERRUPTED
     except OSError as error:

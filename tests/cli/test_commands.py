@@ -122,6 +122,18 @@ def test_interrupting_says_how_to_continue(trained, tmp_path, capsys):
     assert "Traceback" not in shown
 
 
+def test_interrupting_an_import_exits_like_any_interruption(tmp_path):
+    """A dataclass is made by exec() of a string; `python -m` remembers a KeyboardInterrupt that left one."""
+    (tmp_path / "command.py").write_text(
+        "import sys\n"
+        "from omni_portable.cli import doctor, main\n"
+        "doctor.handle = lambda arguments: exec('raise KeyboardInterrupt')\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "command"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "interrupted" in done.stderr) == (130, True)
+
+
 def test_interrupting_quickstart_names_its_run_directory(trained, tmp_path, capsys):
     trained.error = KeyboardInterrupt()
     assert main(["quickstart", "--run-dir", str(tmp_path / "here")]) == 130
