@@ -22,7 +22,7 @@ def shared(constraints: str) -> tuple[PackageNeed, ...]:
         need("accelerate", "==1.12.0", "loading of weights"),
         need("peft", ">=0.21,<0.22", "LoRA"),
         need("vllm-omni", "==0.30.0", "rollout of diffusion and omni models", optional=True),
-        need("ray", ">=2.56.1", "the 'ray' launcher", optional=True),
+        need("ray", ">=2.60", "the 'ray' launcher", optional=True),
         need("TransferQueue", "==0.1.11", "the 'transferqueue' data plane", optional=True),
         need("tensordict", ">=0.15,<0.16", "the 'transferqueue' data plane", optional=True),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,6 @@ import torch
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("transfer_queue")
-
-from ray.exceptions import RayActorError  # noqa: E402
 
 from omni_backends.dataplane.transferqueue.plane import TransferQueuePlane  # noqa: E402
 from omni_backends.dataplane.transferqueue.rows import PARTITION  # noqa: E402
@@ -129,12 +129,15 @@ def test_rows_that_somebody_began_to_remove_are_removed_and_the_others_stay(atta
 
 
 def ended(plane: TransferQueuePlane) -> None:
-    """Wait until the controller's process is gone."""
-    while True:
-        try:
-            ray.get(plane._service.actors[0].get_config.remote(), timeout=120)
-        except RayActorError:
-            return
+    """Wait until the controller's process is gone; Ray calls the actor dead a moment before its servers are closed."""
+    controller = plane._service.settings.controller.zmq_info
+    for port in controller.ports.values():
+        while True:
+            try:
+                socket.create_connection((controller.ip, port), timeout=120).close()
+            except ConnectionError:
+                break
+            time.sleep(0.1)
 
 
 DYING = """
