@@ -11,7 +11,7 @@ import torch
 from omni_portable.contracts.errors import LifecycleError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import EngineHealth, RolloutEngine, RolloutResult, StagedUpdates
-from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
+from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory, TokenRequest
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
 from omni_portable.rollout.crew import Crew
@@ -109,8 +109,12 @@ class Router:
         finally:
             self._inflight.close(ticket for _, ticket in items)
         done = {name: trajectory for task in tasks for name, trajectory in task.result().items()}
-        aborted = tuple(ticket.request_id for _, ticket in items if ticket.outcome is Outcome.ABORTED)
-        return RolloutResult([done[r.request_id] for r in requests if r.request_id in done], aborted)
+        aborted = [ticket for _, ticket in items if ticket.outcome is Outcome.ABORTED]
+        return RolloutResult(
+            [done[r.request_id] for r in requests if r.request_id in done],
+            tuple(ticket.request_id for ticket in aborted),
+            {ticket.request_id: ticket.kept for ticket in aborted if ticket.kept is not None},
+        )
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         """Discard the named requests or all, wherever they are."""
@@ -224,7 +228,7 @@ class Router:
                 break
             try:
                 with seat.serving([request.prompt_id for request, _ in left]):
-                    result = await seat.engine.generate([request for request, _ in left])
+                    result = await seat.engine.generate([_so_far(request, ticket) for request, ticket in left])
             except WorkerLostError as error:
                 self._crew.lose({seat.name: error}, {seat.name: seat.engine})
                 lost.append(error)
@@ -242,6 +246,8 @@ class Router:
     def _take(
         self, result: RolloutResult, tickets: Mapping[str, Ticket], done: dict[str, AnyTrajectory], seat: Seat
     ) -> None:
+        for name, partial in result.partials.items():
+            tickets[name].kept = partial
         for trajectory in result.trajectories:
             ticket = tickets[trajectory.request.request_id]
             if ticket.outcome is Outcome.PENDING:
@@ -296,6 +302,11 @@ class Router:
             f"times; the last time: {lost[-1].problem}",
             remedy="look into logs/ of the run directory for what ends the replicas, or allow more (rollout.attempts)",
         )
+
+
+def _so_far(request: AnyRequest, ticket: Ticket) -> AnyRequest:
+    """The request, going on after what a replica that left had drawn of it."""
+    return request.after(ticket.kept) if isinstance(request, TokenRequest) else request
 
 
 def _stage(engine: RolloutEngine, stream: WeightStream, version: int) -> Ack:

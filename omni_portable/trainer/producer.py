@@ -14,7 +14,8 @@ from omni_portable.reward.compose import ComposedReward, join_rewards
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.drawing import Drawing
 from omni_portable.trainer.progress import Progress
-from omni_portable.trainer.stages import RewardStage, RolloutStage, form_groups, gathered, groups_with_signal
+from omni_portable.trainer.rollout_stage import RolloutStage, gathered
+from omni_portable.trainer.stages import RewardStage, form_groups, groups_with_signal
 from omni_portable.trainer.timing import StageClock
 
 

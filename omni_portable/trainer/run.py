@@ -31,15 +31,17 @@ from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
 from omni_portable.trainer.modes.choose import make_turns
 from omni_portable.trainer.modes.gate import Gate
+from omni_portable.trainer.modes.slots import Slots
 from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
+from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
-from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
+from omni_portable.trainer.stages import AdvantageStage, RewardStage, UpdateStage
 from omni_portable.trainer.summary import summarise
 from omni_portable.trainer.timeline import rewind_timeline
 from omni_portable.trainer.timing import StageClock
@@ -127,12 +129,12 @@ def _wire(
     stack: ExitStack,
 ) -> Loop:
     actor, engine, clock = placed.actor, placed.engine, StageClock()
-    gate, mode = Gate(), config.trainer.mode
+    gate, slots, mode = Gate(), Slots(config.rollout.replicas), config.trainer.mode
     reward = RewardStage(*placed.rewards)
     rollout = RolloutStage(
         engine,
         piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
-        width=config.rollout.replicas,
+        slots=slots,
         gate=gate,
         resubmit=mode == "fully_async",
     )

@@ -103,7 +103,8 @@ class Server:
         """Serve another policy for a while; rollout must rest meanwhile.
 
         The engine counts two versions more afterwards although the policy that rollouts are drawn from did not change:
-        groups that wait in the buffer are moved along, so that this does not make them stale.
+        groups that wait in the buffer, and those that are partly drawn, are moved along, so that this does not make
+        them stale.
         """
         if policy == self.policy:
             yield
@@ -117,7 +118,7 @@ class Server:
             self.engine.pause()
             await self.push()
             if self.buffer is not None:
-                self.buffer.shift_versions(self.version - before)
+                self.buffer.shift_versions(before, self.version - before)
 
 
 async def push_weights(
