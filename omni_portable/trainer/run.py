@@ -29,9 +29,10 @@ from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
-from omni_portable.trainer.modes.choose import make_turns
+from omni_portable.trainer.modes.choose import make_lending, make_turns
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.modes.slots import Slots
+from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
@@ -156,6 +157,7 @@ def _wire(
             run_dir / "validation",
             config.trainer.validation_images,
         )
+    stock = Stock(config.data.train_batch_size * config.rollout.n)
     producer = Producer(
         config=config,
         sampler=prepared.sampler,
@@ -167,6 +169,7 @@ def _wire(
         clock=clock,
         progress=progress,
         overlap=config.reward.overlap or config.trainer.mode != SYNC,
+        stock=stock,
     )
     server = Server(
         actor=actor,
@@ -177,7 +180,8 @@ def _wire(
         policy=prepared.algorithm.rollout_policy,
         sleep_level=config.rollout.sleep_level,
     )
-    turns = make_turns(config, producer.produce, server, buffer, gate, state.step)
+    lending = None if not placed.guests else make_lending(config, placed, slots, stock, clock)
+    turns = make_turns(config, producer.produce, server, buffer, gate, state.step, lending)
     loggers = [
         registry.load("logger", name)(plugin_options("logger", name, {}), run_dir, state.step)
         for name in config.trainer.loggers

@@ -30,6 +30,7 @@ FREE_KEYS = {
     "trainer.validation_images",
     "trainer.loggers",
     "trainer.progress",
+    "trainer.hybrid",
     "rollout.sleep_level",
     "actor.world_size",
     "actor.sharding",

@@ -55,6 +55,10 @@ class Turns(Protocol):
         """Serve `policy` for a while (validation), then the one that rollouts are drawn from again."""
         ...
 
+    def statistics(self) -> dict[str, float]:
+        """Metrics of the mode itself since the last call."""
+        ...
+
     async def close(self) -> None:
         """Stop what runs in the background; safe to call twice."""
         ...
