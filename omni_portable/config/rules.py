@@ -88,6 +88,7 @@ RANGES: Mapping[str, Range] = {
     "validation.guidance_scale": AT_LEAST_0,
     "trainer.total_steps": AT_LEAST_1,
     "trainer.sync_interval": AT_LEAST_1,
+    "trainer.sync_attempts": Range(low=1, high=100),
     "trainer.hybrid.lend_below": Range(low=0, high=1, open_low=True),
     "trainer.hybrid.reclaim_at": Range(low=0, high=1, open_low=True),
     "trainer.hybrid.sleep_level": Range(low=0, high=2),

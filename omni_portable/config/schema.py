@@ -276,6 +276,8 @@ class TrainerConfig:
     sync_interval: int = 1
     """Optimizer steps after which the actor's weights are handed to rollout ('separate_async', 'fully_async'); they go
     at the end of a round, at which the policy version grows by 1."""
+    sync_attempts: int = 1
+    """Times that weights are sent to rollout before a failed update stops the run; rollout rests meanwhile."""
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""

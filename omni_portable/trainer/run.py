@@ -179,6 +179,7 @@ def _wire(
         version=state.policy_version,
         policy=prepared.algorithm.rollout_policy,
         sleep_level=config.rollout.sleep_level,
+        attempts=config.trainer.sync_attempts,
     )
     lending = None if not placed.guests else make_lending(config, placed, slots, stock, clock)
     turns = make_turns(config, producer.produce, server, buffer, gate, state.step, lending)

@@ -31,6 +31,7 @@ FREE_KEYS = {
     "trainer.loggers",
     "trainer.progress",
     "trainer.hybrid",
+    "trainer.sync_attempts",
     "rollout.sleep_level",
     "actor.world_size",
     "actor.sharding",
