@@ -169,7 +169,7 @@ def _wire(
         clock=clock,
         progress=progress,
         overlap=config.reward.overlap or config.trainer.mode != SYNC,
-        stock=stock,
+        stock=stock if placed.guests else None,
     )
     server = Server(
         actor=actor,

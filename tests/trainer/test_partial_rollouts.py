@@ -67,7 +67,7 @@ def carry_out(plan: Plan) -> tuple[list[TokenTrajectory], dict[int, int], dict[s
     engine = Router(engines, piece_size=plan.piece) if plan.replicas > 1 else engines["rollout-0"]
     gate, held = Gate(), {0: 0}
     stage = RolloutStage(
-        engine,  # type: ignore[arg-type]
+        engine,
         piece_size=plan.piece,
         slots=Slots(plan.replicas),
         gate=gate,
@@ -195,7 +195,9 @@ def test_groups_that_are_being_drawn_while_an_average_is_served_become_no_staler
     ("ids", "log_probs", "versions", "words"),
     [([1], [0.0, 0.0], [1], "shapes"), ([], [], [], "shapes"), ([1, 2], [0.0, 0.0], [2, 1], "versions")],
 )
-def test_a_beginning_whose_parts_do_not_fit_is_refused(ids, log_probs, versions, words) -> None:
+def test_a_beginning_whose_parts_do_not_fit_is_refused(
+    ids: list[int], log_probs: list[float], versions: list[int], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         TokenPrefix(torch.tensor(ids), torch.tensor(log_probs), torch.tensor(versions))
 
