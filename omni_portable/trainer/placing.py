@@ -63,7 +63,7 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
         logs: folder for the output of other processes.
     """
     config = setup.config
-    plain = asdict(replace(config, device=replace(config.device, name=_exact(setup.device))))
+    plain = _plain(config, setup.device)
 
     def role(name: str, replica: int = 0, **here: Any) -> Role:
         return Role(
@@ -89,7 +89,11 @@ def lent_roles(setup: EngineSetup) -> list[Role]:
         return []
     rollout = replace(setup.config.rollout, sleep_level=hybrid.sleep_level, replicas=1)
     own = replace(setup, config=replace(setup.config, rollout=rollout))
-    return [Role("lent", f"{HERE}:build_rollout", asdict(own.config), here={"setup": own})]
+    return [Role("lent", f"{HERE}:build_rollout", _plain(own.config, setup.device), here={"setup": own})]
+
+
+def _plain(config: RunConfig, device: Device) -> dict[str, Any]:
+    return asdict(replace(config, device=replace(config.device, name=_exact(device))))
 
 
 def environment(device: Device, role: str) -> dict[str, str]:
