@@ -118,8 +118,8 @@ class Lending:
         await self._reclaim()
 
     async def _lend(self, step: int, task: asyncio.Future[int], coming: Sequence[Guest]) -> None:
-        log.info("step %d: %.0f %% of its samples are ready; %d replicas of the actor's devices are lent to rollout",
-                 step, 100 * self._stock.share(step), len(coming))  # fmt: skip
+        share = 100 * self._stock.share(step)
+        log.info("step %d: %.0f %% of its samples are ready, %d replicas are lent to rollout", step, share, len(coming))
         with self._clock.measure(LEND):
             if self._terms.actor_sleeps:
                 await asyncio.to_thread(self._actor.sleep, 1, self._terms.actor_sleeps)
