@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from omni_portable.config.batches import resolve_batches
 from omni_portable.config.convert import Source
+from omni_portable.config.plugins import plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import ConfigError
 
 SYNC = "sync"
+ACTOR_TAGS = ("weights", "optimizer")
+"""What of an actor may sleep while its devices are lent."""
 
 
 def check_mode(config: RunConfig, source: Source) -> None:
@@ -16,6 +19,7 @@ def check_mode(config: RunConfig, source: Source) -> None:
     Raises:
         ConfigError: names the keys and what to set.
     """
+    check_hybrid(config, source)
     trainer, staleness = config.trainer, config.dataplane.max_staleness
     interval = source.describe("trainer.sync_interval", trainer.sync_interval)
     if trainer.mode == SYNC:
@@ -44,4 +48,40 @@ def check_mode(config: RunConfig, source: Source) -> None:
             f"but they would be handed over only after {trainer.sync_interval} optimizer steps and a round takes "
             f"{steps}",
             remedy=f"set dataplane.max_staleness=1 or more, or trainer.sync_interval={steps} or less",
+        )
+
+
+def check_hybrid(config: RunConfig, source: Source) -> None:
+    """Refuse lending where there is nothing to lend, or terms that contradict each other.
+
+    Raises:
+        ConfigError: names the keys and what to set.
+    """
+    hybrid = config.trainer.hybrid
+    for tag in hybrid.actor_sleeps:
+        if tag not in ACTOR_TAGS:
+            raise ConfigError(
+                f"{source.describe('trainer.hybrid.actor_sleeps', hybrid.actor_sleeps)}: an actor has no '{tag}'",
+                choices=ACTOR_TAGS,
+            )
+    if not hybrid.enabled:
+        return
+    if config.trainer.mode == SYNC:
+        raise ConfigError(
+            f"{source.describe('trainer.hybrid.enabled', True)}: under trainer.mode=sync the actor's devices draw all "
+            "samples anyway",
+            remedy="set trainer.mode=separate_async or fully_async, or trainer.hybrid.enabled=false",
+        )
+    if hybrid.reclaim_at < hybrid.lend_below:
+        raise ConfigError(
+            f"{source.describe('trainer.hybrid.reclaim_at', hybrid.reclaim_at)}: devices that are lent below "
+            f"{hybrid.lend_below:g} would be taken back before they have drawn anything",
+            remedy=f"set trainer.hybrid.reclaim_at={hybrid.lend_below:g} or more, or a smaller lend_below",
+        )
+    levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities.get("sleep_levels")
+    if levels is not None and hybrid.sleep_level and hybrid.sleep_level not in levels:
+        raise ConfigError(
+            f"{source.describe('trainer.hybrid.sleep_level', hybrid.sleep_level)}: rollout.engine="
+            f"{config.rollout.engine} does not sleep so",
+            choices=["0", *map(str, levels)],
         )

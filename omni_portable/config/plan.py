@@ -8,6 +8,7 @@ from typing import Any
 from omni_portable.config.batches import Batches, resolve_batches
 from omni_portable.config.drawing import validation_changes
 from omni_portable.config.kinds import trained_kind
+from omni_portable.config.modes import SYNC
 from omni_portable.config.plugins import algorithm_options, gives_samples
 from omni_portable.config.schema import RunConfig
 
@@ -91,6 +92,7 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
         f"the run: {_several(steps, 'rollout')}, {steps * batches.samples} samples, "
         f"{_several(steps * batches.optimizer_steps, 'optimizer step')}",
     ]
+    lines += _mode_lines(config)
     if config.data.validation:
         every = config.trainer.validate_interval
         when = "before and after" if config.trainer.validate_before else "after"
@@ -99,6 +101,25 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
         )
     else:
         lines.append("  no validation: data.validation is empty")
+    return lines
+
+
+def _mode_lines(config: RunConfig) -> Sequence[str]:
+    """How rollout and training share time; nothing where they take turns."""
+    trainer, hybrid = config.trainer, config.trainer.hybrid
+    if trainer.mode == SYNC:
+        return []
+    travel = "interrupt requests, which go on afterwards" if trainer.mode == "fully_async" else "wait for requests"
+    lines = [
+        f"  mode {trainer.mode}: rollout runs up to {_several(config.dataplane.max_staleness, 'policy version')} ahead "
+        f"of training; new weights {travel}",
+        f"  weights are handed over every {_several(trainer.sync_interval, 'optimizer step')}, at the end of a round",
+    ]
+    if hybrid.enabled:
+        lines.append(
+            f"  the actor's devices are lent to rollout while less than {100 * hybrid.lend_below:g} % of a step's "
+            f"samples is ready, and taken back at {100 * hybrid.reclaim_at:g} %"
+        )
     return lines
 
 

@@ -252,6 +252,22 @@ class ValidationConfig:
 
 
 @dataclass
+class HybridConfig:
+    enabled: bool = False
+    """Lend the actor's devices to rollout while the actor waits for a step's samples (asynchronous modes): a further
+    rollout engine beside the actor, which sleeps while the actor trains."""
+    lend_below: float = 1.0
+    """Lend where, when a step is due, less than this share of its samples is drawn and scored."""
+    reclaim_at: float = 1.0
+    """Take the devices back as soon as this share is; at the latest when all samples are. What the lent engine has not
+    finished is drawn by the others."""
+    sleep_level: int = 1
+    """Lent engine while the actor trains: 0 stays resident, 1 sleeps with a copy, 2 discards its weights."""
+    actor_sleeps: list[str] = field(default_factory=list)
+    """What of the actor sleeps, with a copy on the host, while its devices are lent: 'weights', 'optimizer'."""
+
+
+@dataclass
 class TrainerConfig:
     mode: str = "sync"
     """Execution mode. 'sync': rollout and training take turns, staleness 0. 'separate_async': rollout runs ahead while
@@ -260,6 +276,9 @@ class TrainerConfig:
     sync_interval: int = 1
     """Optimizer steps after which the actor's weights are handed to rollout ('separate_async', 'fully_async'); they go
     at the end of a round, at which the policy version grows by 1."""
+    sync_attempts: int = 1
+    """Times that weights are sent to rollout before a failed update stops the run; rollout rests meanwhile."""
+    hybrid: HybridConfig = field(default_factory=HybridConfig)
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""
     seed: int = 0

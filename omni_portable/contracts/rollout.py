@@ -16,7 +16,7 @@ from omni_portable.contracts.weights import WeightStream
 if TYPE_CHECKING:
     import torch
 
-    from omni_portable.contracts.tokens import AnyTrajectory
+    from omni_portable.contracts.tokens import AnyTrajectory, TokenPrefix
 
 StepKind = Literal["ode", "sde", "cps", "dance_sde"]
 Conditioning = dict[str, "torch.Tensor"]
@@ -194,10 +194,18 @@ class Trajectory:
 
 @dataclass
 class RolloutResult:
-    """Answer to one :meth:`RolloutEngine.generate` call: finished trajectories in request order, and the aborted."""
+    """Answer to one :meth:`RolloutEngine.generate` call.
+
+    Args:
+        trajectories: what finished, in request order.
+        aborted: ids of the others.
+        partials: of aborted requests for tokens, what had been drawn of the response (a prefix that the request came
+            with included); absent where that is nothing, and of denoised samples, which begin again.
+    """
 
     trajectories: Sequence[AnyTrajectory]
     aborted: tuple[str, ...] = ()
+    partials: Mapping[str, TokenPrefix] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,8 @@ class RolloutEngine(Protocol):
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
-        """Abort the named requests, or all (None); partial diffusion samples are discarded."""
+        """Abort the named requests, or all (None). Partial diffusion samples are discarded; `generate` returns what
+        was drawn of a response as a partial."""
         ...
 
     def pause(self) -> Ack:

@@ -12,7 +12,7 @@ the batch that a pack forms. A temperature of 0 samples greedily and scores at t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -44,6 +44,34 @@ RESPONSE = "response"
 """Name of the text artifact that every token trajectory has."""
 
 
+@dataclass(frozen=True, eq=False)
+class TokenPrefix:
+    """The beginning of a response whose request was interrupted; whoever goes on with it draws what comes after.
+
+    Args:
+        response_ids: (L,) int64, L >= 1.
+        log_probs: (L,) fp32, as seen while decoding under the weights that drew each token.
+        policy_versions: (L,) int64, of those weights; they never decrease.
+    """
+
+    response_ids: torch.Tensor
+    log_probs: torch.Tensor
+    policy_versions: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return int(self.response_ids.shape[0])
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not belong together (`ConfigError`)."""
+        shapes = {tuple(part.shape) for part in (self.response_ids, self.log_probs, self.policy_versions)}
+        if len(shapes) > 1 or self.length < 1:
+            raise ConfigError(f"the beginning of a response has parts of the shapes {sorted(shapes)}")
+        if bool((self.policy_versions.diff() < 0).any()):
+            raise ConfigError(f"the beginning of a response has policy versions {self.policy_versions.tolist()}")
+
+
 @dataclass(frozen=True)
 class TokenRequest:
     """One response to draw.
@@ -60,6 +88,8 @@ class TokenRequest:
         system_prompt: first message of the conversation; empty takes the one of the model's options.
         target: named media that a dataset gives in place of a sample (a text under :data:`RESPONSE`); empty where the
             response is to be drawn.
+        prefix: what was drawn of the response before; it counts towards max_new_tokens, and position L of the response
+            is drawn with the same random number whether or not it comes after a prefix.
     """
 
     request_id: str
@@ -77,6 +107,7 @@ class TokenRequest:
     media: Mapping[str, MediaArtifact] = field(default_factory=dict)
     system_prompt: str = ""
     target: Mapping[str, MediaArtifact] = field(default_factory=dict)
+    prefix: TokenPrefix | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that no engine can carry out (`ConfigError`)."""
@@ -88,6 +119,15 @@ class TokenRequest:
         ):
             if not holds:
                 raise ConfigError(f"request '{self.request_id}' has {name}={getattr(self, name)}")
+        if self.prefix is not None and self.prefix.length > self.max_new_tokens:
+            raise ConfigError(
+                f"request '{self.request_id}' has max_new_tokens={self.max_new_tokens} and goes on after "
+                f"{self.prefix.length} tokens"
+            )
+
+    def after(self, prefix: TokenPrefix | None) -> TokenRequest:
+        """The same request, going on after `prefix`; None leaves it as it is."""
+        return self if prefix is None else replace(self, prefix=prefix)
 
     @property
     def scored_temperature(self) -> float:
@@ -100,15 +140,17 @@ class TokenTrajectory:
     """What one request produced; tensors live on the host.
 
     Args:
-        request: as the engine ran it.
-        policy_version: version of the weights that made it.
+        request: as it was asked for first, without a prefix.
+        policy_version: version of the weights that made it; the oldest, where several did.
         inputs: the encoded prompt (:data:`TokenInputs`), media features included, so that the actor encodes nothing.
         response_ids: (L,) int64, end token included; L >= 1.
-        log_probs: (L,) fp32, from the full forward; NaN where an engine cannot give them.
+        log_probs: (L,) fp32, from the full forward; NaN where an engine cannot give them. Of tokens that were drawn
+            before an interruption, those seen while decoding: their weights are gone.
         sampled_log_probs: (L,) fp32, as seen while decoding; NaN where an engine cannot give them.
         finish_reason: why it ended.
         artifacts: named media; always a text called 'response'.
         batch_size / batch_row: the pack that it was scored in, and its row there.
+        policy_versions: (L,) int64, of the weights that drew each token, where that was not one version.
     """
 
     request: TokenRequest
@@ -122,6 +164,7 @@ class TokenTrajectory:
     batch_size: int = 1
     batch_row: int = 0
     engine: str = ""
+    policy_versions: torch.Tensor | None = None
 
     @property
     def prompt_ids(self) -> torch.Tensor:

@@ -31,7 +31,7 @@ from omni_portable.contracts.rollout import (
     Schedule,
     Trajectory,
 )
-from omni_portable.contracts.tokens import TokenRequest, TokenTrajectory
+from omni_portable.contracts.tokens import TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
 
 TYPES: Mapping[str, type] = {
@@ -51,6 +51,7 @@ TYPES: Mapping[str, type] = {
         Schedule,
         ScoredGroup,
         TensorInfo,
+        TokenPrefix,
         TokenRequest,
         TokenTrajectory,
         Trajectory,

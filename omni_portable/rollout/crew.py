@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import torch
 
 from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WorkerLostError
-from omni_portable.contracts.lifecycle import EngineState
+from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream
@@ -17,6 +17,9 @@ from omni_portable.rollout.fanout import check_acks
 from omni_portable.rollout.seats import Seat
 
 log = logging.getLogger(__name__)
+
+Latest = tuple[int, WeightManifest, Mapping[str, torch.Tensor]]
+"""A policy version with its weights, on the host."""
 
 
 class Crew:
@@ -27,20 +30,26 @@ class Crew:
     thread next looks.
 
     Args:
-        replicas / restart / restarts: as in :class:`omni_portable.rollout.router.Router`.
+        replicas / restart / restarts / keep: as in :class:`omni_portable.rollout.router.Router`.
     """
 
     def __init__(
-        self, replicas: Mapping[str, RolloutEngine], restart: Callable[[str], RolloutEngine] | None, restarts: int
+        self,
+        replicas: Mapping[str, RolloutEngine],
+        restart: Callable[[str], RolloutEngine] | None,
+        restarts: int,
+        keep: bool = False,
     ) -> None:
         self.seats = {name: Seat(name, engine) for name, engine in replicas.items()}
         self.state, self.version = EngineState.RUNNING, 0
         self.level, self.woken = 0, list[str]()
         self.restarted = 0
         self._restart, self._left = restart, restarts if restart else 0
+        self._keep = keep or restart is not None
         self._coming: dict[str, Future[RolloutEngine]] = {}
         self._latest: tuple[WeightManifest, dict[str, torch.Tensor]] | None = None
         self._trouble: OmniPortableError | None = None
+        self._dead: dict[str, WorkerLostError] = {}
         self._threads = ThreadPoolExecutor(len(replicas), "restart")
 
     def engines(self) -> dict[str, RolloutEngine]:
@@ -65,9 +74,9 @@ class Crew:
         for name, error in lost.items():
             if name not in self.seats or self.seats[name].engine is not asked[name]:
                 continue
-            del self.seats[name]
-            self._trouble = error
-            again = self._restart is not None and self._left > 0
+            seat = self.seats.pop(name)
+            self._trouble = self._dead[name] = error
+            again = self._restart is not None and self._left > 0 and not seat.guest
             log.warning("%s (%s)", error.problem, "it is started again" if again else "it is not started again")
             if self._restart is not None and again:
                 self._left -= 1
@@ -87,6 +96,32 @@ class Crew:
                 continue
             self.restarted += 1
             self.join(name, engine)
+
+    def latest(self) -> Latest:
+        """The weights that all hold.
+
+        Raises:
+            LifecycleError: none were kept.
+        """
+        if self._latest is None:
+            raise LifecycleError(
+                "the router has kept no weights", remedy="make it with keep=True, and update the replicas first"
+            )
+        return self.version, *self._latest
+
+    def admit(self, name: str, engine: RolloutEngine) -> None:
+        """Give a seat to a lent engine that runs with the present weights.
+
+        Raises:
+            LifecycleError: the name is taken, or the others do not run.
+            WeightSyncError: it holds another version.
+        """
+        if name in self.seats:
+            raise LifecycleError(f"there is a rollout replica '{name}' already", remedy="use another name")
+        self.require_running()
+        health = engine.health()
+        check_acks({name: Ack("health", health.policy_version)}, "health", self.version)
+        self.seats[name] = Seat(name, engine, guest=True)
 
     def join(self, name: str, engine: RolloutEngine) -> None:
         """Bring a running engine to the present version and state, then give it a seat.
@@ -124,7 +159,7 @@ class Crew:
     def remember(self, manifest: WeightManifest, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """All hold these weights now."""
         self.version = version
-        if self._restart is not None:
+        if self._keep:
             self._latest = manifest, {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
 
     def woke(self, tags: Sequence[str]) -> None:
@@ -132,6 +167,12 @@ class Crew:
         self.woken += tags
         if "weights" in self.woken:
             self.state = EngineState.PAUSED
+
+    def absent(self, name: str) -> OmniPortableError:
+        """Why there is no replica of this name."""
+        return self._dead.get(name) or LifecycleError(
+            f"there is no rollout replica '{name}'", choices=tuple(self.seats)
+        )
 
     def require_running(self) -> None:
         """

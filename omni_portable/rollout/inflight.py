@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from omni_portable.contracts.errors import LifecycleError
+
+if TYPE_CHECKING:
+    from omni_portable.contracts.tokens import TokenPrefix
 
 
 class Outcome(str, Enum):
@@ -20,10 +24,15 @@ class Outcome(str, Enum):
 
 @dataclass
 class Ticket:
-    """One accepted request. A resubmitted request id gets a new ticket, so an old one can never be revived."""
+    """One accepted request. A resubmitted request id gets a new ticket, so an old one can never be revived.
+
+    Args:
+        kept: what had been drawn of an aborted response.
+    """
 
     request_id: str
     outcome: Outcome = Outcome.PENDING
+    kept: TokenPrefix | None = None
 
 
 class InFlight:

@@ -67,6 +67,7 @@ class ReplayBuffer:
         self._max_staleness = max_staleness
         self._waiting: SortedKeyList = SortedKeyList(plane.tags(), key=order)
         self._seen = {tag.group_id for tag in self._waiting}
+        self._shifts: list[tuple[int, int]] = []
         self._statistics = ReplayStatistics()
         self._lock = threading.Lock()
 
@@ -93,7 +94,7 @@ class ReplayBuffer:
                 self._seen.discard(tag.group_id)
             raise
         with self._lock:
-            self._waiting.add(tag)
+            self._waiting.add(replace(tag, policy_version=self._shifted(tag.policy_version)))
             self._statistics.added_groups += 1
 
     async def store(self, group: ScoredGroup) -> None:
@@ -153,10 +154,12 @@ class ReplayBuffer:
             self._seen.difference_update(names)
         return len(names)
 
-    def shift_versions(self, by: int) -> None:
-        """Count `by` further versions without change of the policy: what waits becomes no staler by them."""
+    def shift_versions(self, since: int, by: int) -> None:
+        """After version `since`, `by` further versions were counted without change of the policy: groups that it or an
+        older one drew become no staler by them, those that wait as well as those that are still being drawn."""
         with self._lock:
-            moved = [replace(tag, policy_version=tag.policy_version + by) for tag in self._waiting]
+            self._shifts.append((since, by))
+            moved = [replace(tag, policy_version=_moved(tag.policy_version, since, by)) for tag in self._waiting]
             self._waiting = SortedKeyList(moved, key=order)
 
     def statistics(self) -> dict[str, float]:
@@ -167,6 +170,11 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _shifted(self, version: int) -> int:
+        for since, by in self._shifts:
+            version = _moved(version, since, by)
+        return version
 
     def _first_fresh(self, policy_version: int) -> int:
         """Groups in front that are too stale, found by bisection."""
@@ -190,6 +198,10 @@ class ReplayBuffer:
                 f" {policy_version} that asks for it",
                 remedy="the consumer must pass the version it last published",
             )
+
+
+def _moved(version: int, since: int, by: int) -> int:
+    return version + by if version <= since else version
 
 
 def _check_group(group: ScoredGroup) -> None:

@@ -11,10 +11,10 @@ import torch
 from omni_portable.contracts.errors import LifecycleError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import EngineHealth, RolloutEngine, RolloutResult, StagedUpdates
-from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
+from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory, TokenRequest
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
-from omni_portable.rollout.crew import Crew
+from omni_portable.rollout.crew import Crew, Latest
 from omni_portable.rollout.fanout import (
     Answers,
     call_all,
@@ -45,6 +45,7 @@ class Router:
         attempts: times that a piece is handed out at most.
         restart: makes a new engine for a name whose process is gone; None where lost replicas stay away.
         restarts: of all replicas together.
+        keep: remember the last weights on the host even where nothing is restarted, for :meth:`latest`.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Router:
         attempts: int = 2,
         restart: Callable[[str], RolloutEngine] | None = None,
         restarts: int = 0,
+        keep: bool = False,
     ) -> None:
         self.name = next(iter(replicas.values())).name
         self._piece_size = piece_size if len(replicas) > 1 else 0
         self._capacity, self._attempts = capacity, attempts
-        self._crew = Crew(replicas, restart, restarts)
+        self._crew = Crew(replicas, restart, restarts, keep)
         self._inflight = InFlight()
         self._waiting: list[asyncio.Future[None]] = []
         self._resubmitted = 0
@@ -75,19 +77,41 @@ class Router:
         self._crew.join(name, engine)
         self._notify()
 
-    def leave(self, name: str) -> RolloutEngine:
-        """Let a replica go; what it was drawing is aborted there and drawn by the others.
+    def latest(self) -> Latest:
+        """The version that all hold, and its weights; see `keep`."""
+        return self._crew.latest()
+
+    def admit(self, name: str, engine: RolloutEngine) -> None:
+        """Take in a lent engine that runs at the present version already. It is not made anew where it is lost.
 
         Raises:
-            LifecycleError: there is no such replica, or it is the last one.
+            LifecycleError: the name is taken, or the others do not run.
+            WeightSyncError: it holds another version.
         """
-        if name not in self._crew.seats or len(self._crew.seats) == 1:
-            raise LifecycleError(
-                f"the rollout replica '{name}' cannot leave: " + ("it is the last" if name in self._crew.seats else ""),
-                choices=self.replicas,
-            )
-        seat = self._crew.seats.pop(name)
-        seat.engine.abort()
+        self._crew.admit(name, engine)
+        self._notify()
+
+    def served(self, name: str) -> int:
+        """Requests that were handed to a replica since it came; 0 where it is not here."""
+        seat = self._crew.seats.get(name)
+        return seat.served if seat else 0
+
+    def leave(self, name: str) -> RolloutEngine:
+        """Let a replica go; what it was drawing is aborted there and drawn by the others, which go on with responses
+        where it was.
+
+        Raises:
+            LifecycleError: there is no such replica, or it is the last one (a lent one may leave even then).
+            WorkerLostError: there is none of this name any more, because it died.
+        """
+        seat = self._crew.seats.get(name)
+        if seat is None:
+            raise self._crew.absent(name)
+        if len(self._crew.seats) == 1 and not seat.guest:
+            raise LifecycleError(f"the rollout replica '{name}' cannot leave: it is the last", choices=self.replicas)
+        del self._crew.seats[name]
+        ack = seat.engine.abort()
+        check_acks({name: ack}, "abort", self._crew.version)
         return seat.engine
 
     async def generate(self, requests: Sequence[AnyRequest]) -> RolloutResult:
@@ -109,8 +133,12 @@ class Router:
         finally:
             self._inflight.close(ticket for _, ticket in items)
         done = {name: trajectory for task in tasks for name, trajectory in task.result().items()}
-        aborted = tuple(ticket.request_id for _, ticket in items if ticket.outcome is Outcome.ABORTED)
-        return RolloutResult([done[r.request_id] for r in requests if r.request_id in done], aborted)
+        aborted = [ticket for _, ticket in items if ticket.outcome is Outcome.ABORTED]
+        return RolloutResult(
+            [done[r.request_id] for r in requests if r.request_id in done],
+            tuple(ticket.request_id for ticket in aborted),
+            {ticket.request_id: ticket.kept for ticket in aborted if ticket.kept is not None},
+        )
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         """Discard the named requests or all, wherever they are."""
@@ -224,7 +252,7 @@ class Router:
                 break
             try:
                 with seat.serving([request.prompt_id for request, _ in left]):
-                    result = await seat.engine.generate([request for request, _ in left])
+                    result = await seat.engine.generate([_so_far(request, ticket) for request, ticket in left])
             except WorkerLostError as error:
                 self._crew.lose({seat.name: error}, {seat.name: seat.engine})
                 lost.append(error)
@@ -242,6 +270,8 @@ class Router:
     def _take(
         self, result: RolloutResult, tickets: Mapping[str, Ticket], done: dict[str, AnyTrajectory], seat: Seat
     ) -> None:
+        for name, partial in result.partials.items():
+            tickets[name].kept = partial
         for trajectory in result.trajectories:
             ticket = tickets[trajectory.request.request_id]
             if ticket.outcome is Outcome.PENDING:
@@ -296,6 +326,11 @@ class Router:
             f"times; the last time: {lost[-1].problem}",
             remedy="look into logs/ of the run directory for what ends the replicas, or allow more (rollout.attempts)",
         )
+
+
+def _so_far(request: AnyRequest, ticket: Ticket) -> AnyRequest:
+    """The request, going on after what a replica that left had drawn of it."""
+    return request.after(ticket.kept) if isinstance(request, TokenRequest) else request
 
 
 def _stage(engine: RolloutEngine, stream: WeightStream, version: int) -> Ack:

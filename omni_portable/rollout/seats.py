@@ -16,19 +16,27 @@ REMEMBERED = 4096
 @dataclass
 class Seat:
     """A replica in the router, with what is out there and which prompts it served (it may have their embeddings, or
-    the keys and values of their prefix)."""
+    the keys and values of their prefix).
+
+    Args:
+        served: requests that were handed to it.
+        guest: it is lent, and is not made anew where it is lost.
+    """
 
     name: str
     engine: RolloutEngine
     calls: int = 0
     requests: int = 0
     prompts: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    served: int = 0
+    guest: bool = False
 
     @contextmanager
     def serving(self, prompts: Sequence[str]) -> Iterator[None]:
         """Count a call of one request per prompt id while it is out."""
         self.calls += 1
         self.requests += len(prompts)
+        self.served += len(prompts)
         for prompt in prompts:
             self.prompts[prompt] = None
             self.prompts.move_to_end(prompt)

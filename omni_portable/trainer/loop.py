@@ -81,6 +81,7 @@ class Loop:
             count = await self.turns.fill(step)
         groups = self.buffer.sample(count, self.turns.version)
         metrics = reward_metrics(groups) | self.buffer.statistics() | self.engine.statistics()
+        metrics |= self.producer.rollout.statistics() | self.turns.statistics()
         made = self.producer.logs.pop(step)
         metrics["reward/dropped_groups"] = float(made.dropped_groups)
         metrics["policy/version"] = float(self.turns.version)

@@ -8,7 +8,7 @@ import torch
 
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.rollout import Trajectory
-from omni_portable.contracts.tokens import AnyTrajectory
+from omni_portable.contracts.tokens import AnyTrajectory, TokenTrajectory
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.trainer.consistency import largest_gap, logprob_metrics, stack_log_probs
 from omni_portable.trainer.stages import take_samples
@@ -35,23 +35,39 @@ def agreement(actor: torch.Tensor, trajectories: Sequence[AnyTrajectory], versio
         version: the policy version that the actor's weights are; None where it has trained beyond every version.
 
     Returns:
-        :func:`logprob_metrics` of the samples of that version, and ``policy_lag/...`` of the others.
+        :func:`logprob_metrics` of the transitions and tokens of that version, and ``policy_lag/...`` of the others;
+        a response that was interrupted may have both.
     """
     rollout = stack_log_probs(trajectories)
-    same = torch.tensor([version is not None and t.policy_version == version for t in trajectories])
+    same = _drawn_by(version, trajectories, rollout.shape[1])
     metrics: dict[str, float] = {}
-    if same.any():
-        own = [t for t, kept in zip(trajectories, same.tolist(), strict=True) if kept]
-        metrics |= logprob_metrics(actor[same], rollout[same], row_timesteps(own))
+    rows = same.any(dim=1)
+    if rows.any():
+        own = [t for t, kept in zip(trajectories, rows.tolist(), strict=True) if kept]
+        left, right = (part.masked_fill(~same, torch.nan)[rows] for part in (actor, rollout))
+        metrics |= logprob_metrics(left, right, row_timesteps(own))
     if not same.all():
         gap = (actor[~same] - rollout[~same]).double().abs()
         gap = gap[~gap.isnan()]
         metrics |= {
-            "policy_lag/samples": float((~same).sum()),
+            "policy_lag/samples": float((~same).any(dim=1).sum()),
             "policy_lag/logprob_abs_diff/mean": gap.mean().item(),
             "policy_lag/logprob_abs_diff/max": gap.max().item(),
         }
     return metrics
+
+
+def _drawn_by(version: int | None, trajectories: Sequence[AnyTrajectory], width: int) -> torch.Tensor:
+    """(N, W) bool: what that version drew; after the end of a response, as its last token."""
+    same = torch.zeros(len(trajectories), width, dtype=torch.bool)
+    for row, trajectory in enumerate(trajectories):
+        tags = trajectory.policy_versions if isinstance(trajectory, TokenTrajectory) else None
+        if tags is None:
+            same[row] = trajectory.policy_version == version
+        else:
+            same[row, : len(tags)] = tags == version
+            same[row, len(tags) :] = same[row, len(tags) - 1].item()
+    return same
 
 
 def batch_shape_gaps(actor: TrainEngine, batch: TrainBatch, shapes: Sequence[int]) -> dict[str, float]:

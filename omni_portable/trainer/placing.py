@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,16 @@ HERE = "omni_portable.trainer.roles"
 
 @dataclass(frozen=True)
 class Placed:
-    """The started roles of a run."""
+    """The started roles of a run.
+
+    Args:
+        guests: label -> rollout engine on the actor's devices; empty where nothing is lent.
+    """
 
     actor: TrainEngine
     engine: RolloutEngine
     rewards: Sequence[Scoring]
+    guests: Mapping[str, RolloutEngine] = field(default_factory=dict)
 
 
 def make_launcher(config: RunConfig) -> Launcher:
@@ -58,7 +63,7 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
         logs: folder for the output of other processes.
     """
     config = setup.config
-    plain = asdict(replace(config, device=replace(config.device, name=_exact(setup.device))))
+    plain = _plain(config, setup.device)
 
     def role(name: str, replica: int = 0, **here: Any) -> Role:
         return Role(
@@ -74,7 +79,21 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
     rollouts = [role("rollout", replica, setup=setup) for replica in range(config.rollout.replicas)]
     workers = range(config.reward.workers if composer else 0)
     rewards = [role("reward", worker, composer=None if worker else composer) for worker in workers]
-    return [role("actor", setup=setup), *rollouts, *rewards]
+    return [role("actor", setup=setup), *rollouts, *rewards, *lent_roles(setup)]
+
+
+def lent_roles(setup: EngineSetup) -> list[Role]:
+    """The rollout engine that lives with the actor, where its devices are lent; it sleeps as trainer.hybrid says."""
+    hybrid = setup.config.trainer.hybrid
+    if not hybrid.enabled:
+        return []
+    rollout = replace(setup.config.rollout, sleep_level=hybrid.sleep_level, replicas=1)
+    own = replace(setup, config=replace(setup.config, rollout=rollout))
+    return [Role("lent", f"{HERE}:build_rollout", _plain(own.config, setup.device), here={"setup": own})]
+
+
+def _plain(config: RunConfig, device: Device) -> dict[str, Any]:
+    return asdict(replace(config, device=replace(config.device, name=_exact(device))))
 
 
 def environment(device: Device, role: str) -> dict[str, str]:
@@ -99,22 +118,26 @@ def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_
     handles = _start_all(launcher, roles) if apart else {role.label: launcher.start(role) for role in roles}
     rollouts = {role.label: handles[role.label] for role in roles if role.name == "rollout"}
     rewards = [(role, handles[role.label]) for role in roles if role.name == "reward"]
-    if not apart:
+    guests = {role.label: handles[role.label] for role in roles if role.name == "lent"}
+    if not apart and not guests:
         return Placed(handles["actor-0"], rollouts["rollout-0"], [handle for _, handle in rewards])
     by_label = {role.label: role for role in roles}
     router = Router(
         rollouts,
         piece_size=config.rollout.max_num_seqs,
         attempts=config.rollout.attempts,
-        restart=lambda label: restarted(launcher, by_label[label]),
+        restart=(lambda label: restarted(launcher, by_label[label])) if apart else None,
         restarts=config.launcher.restarts,
+        keep=bool(guests),
     )
     stack.callback(router.close)
+    if not apart:
+        return Placed(handles["actor-0"], router, [handle for _, handle in rewards], guests)
     revived = [
         RevivedRewards(role.label, handle, partial(restarted, launcher, role), config.launcher.restarts)
         for role, handle in rewards
     ]
-    return Placed(handles["actor-0"], router, revived)
+    return Placed(handles["actor-0"], router, revived, guests)
 
 
 def restarted(launcher: Launcher, role: Role) -> Any:
@@ -133,8 +156,8 @@ def _exact(device: Device) -> str:
 
 def _start_all(launcher: Launcher, roles: Sequence[Role]) -> dict[str, Any]:
     """Side by side: each loads a model. The actor's is loaded by this thread meanwhile."""
-    mine = [role for role in roles if role.name == "actor"]
-    others = [role for role in roles if role.name != "actor"]
+    mine = [role for role in roles if role.name in ("actor", "lent")]
+    others = [role for role in roles if role not in mine]
     with ThreadPoolExecutor(len(others)) as threads:
         futures = {role.label: threads.submit(launcher.start, role) for role in others}
         handles = {role.label: launcher.start(role) for role in mine}

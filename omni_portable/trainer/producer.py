@@ -13,8 +13,10 @@ from omni_portable.data.prompts import PromptSampler
 from omni_portable.reward.compose import ComposedReward, join_rewards
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.drawing import Drawing
+from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.progress import Progress
-from omni_portable.trainer.stages import RewardStage, RolloutStage, form_groups, gathered, groups_with_signal
+from omni_portable.trainer.rollout_stage import RolloutStage, gathered
+from omni_portable.trainer.stages import RewardStage, form_groups, groups_with_signal
 from omni_portable.trainer.timing import StageClock
 
 
@@ -36,6 +38,7 @@ class Producer:
 
     Args:
         overlap: score each piece of a rollout as soon as it is drawn, beside the drawing of the next.
+        stock: is told what is drawn and scored of each round, where anybody asks.
     """
 
     config: RunConfig
@@ -48,6 +51,7 @@ class Producer:
     clock: StageClock
     progress: Progress
     overlap: bool = False
+    stock: Stock | None = None
     logs: dict[int, RoundLog] = field(default_factory=dict)
 
     async def produce(self, step: int) -> int:
@@ -100,7 +104,10 @@ class Producer:
         async def piece(part: Sequence[AnyRequest]) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
             trajectories = await self.rollout.draw(part, self.clock)
             with self.clock.measure("reward"):
-                return trajectories, await self.reward.run(trajectories)
+                reward = await self.reward.run(trajectories)
+            if self.stock is not None:
+                self.stock.add(step, len(part))
+            return trajectories, reward
 
         self.progress.stage(f"step {step}: rollout and reward")
         done = await gathered([piece(part) for part in self.rollout.pieces(requests)])

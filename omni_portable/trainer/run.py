@@ -29,17 +29,20 @@ from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
-from omni_portable.trainer.modes.choose import make_turns
+from omni_portable.trainer.modes.choose import make_lending, make_turns
 from omni_portable.trainer.modes.gate import Gate
+from omni_portable.trainer.modes.slots import Slots
+from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
+from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
-from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage
+from omni_portable.trainer.stages import AdvantageStage, RewardStage, UpdateStage
 from omni_portable.trainer.summary import summarise
 from omni_portable.trainer.timeline import rewind_timeline
 from omni_portable.trainer.timing import StageClock
@@ -127,12 +130,12 @@ def _wire(
     stack: ExitStack,
 ) -> Loop:
     actor, engine, clock = placed.actor, placed.engine, StageClock()
-    gate, mode = Gate(), config.trainer.mode
+    gate, slots, mode = Gate(), Slots(config.rollout.replicas), config.trainer.mode
     reward = RewardStage(*placed.rewards)
     rollout = RolloutStage(
         engine,
         piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
-        width=config.rollout.replicas,
+        slots=slots,
         gate=gate,
         resubmit=mode == "fully_async",
     )
@@ -154,6 +157,7 @@ def _wire(
             run_dir / "validation",
             config.trainer.validation_images,
         )
+    stock = Stock(config.data.train_batch_size * config.rollout.n)
     producer = Producer(
         config=config,
         sampler=prepared.sampler,
@@ -165,6 +169,7 @@ def _wire(
         clock=clock,
         progress=progress,
         overlap=config.reward.overlap or config.trainer.mode != SYNC,
+        stock=stock if placed.guests else None,
     )
     server = Server(
         actor=actor,
@@ -174,8 +179,10 @@ def _wire(
         version=state.policy_version,
         policy=prepared.algorithm.rollout_policy,
         sleep_level=config.rollout.sleep_level,
+        attempts=config.trainer.sync_attempts,
     )
-    turns = make_turns(config, producer.produce, server, buffer, gate, state.step)
+    lending = None if not placed.guests else make_lending(config, placed, slots, stock, clock)
+    turns = make_turns(config, producer.produce, server, buffer, gate, state.step, lending)
     loggers = [
         registry.load("logger", name)(plugin_options("logger", name, {}), run_dir, state.step)
         for name in config.trainer.loggers

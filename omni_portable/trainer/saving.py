@@ -30,6 +30,8 @@ FREE_KEYS = {
     "trainer.validation_images",
     "trainer.loggers",
     "trainer.progress",
+    "trainer.hybrid",
+    "trainer.sync_attempts",
     "rollout.sleep_level",
     "actor.world_size",
     "actor.sharding",

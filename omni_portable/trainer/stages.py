@@ -4,92 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from omni_portable.contracts.algorithm import Selection, TrainBatch
 from omni_portable.contracts.dataplane import ScoredGroup
-from omni_portable.contracts.errors import DataError, LifecycleError, RewardError
+from omni_portable.contracts.errors import DataError, RewardError
 from omni_portable.contracts.reward import ComposedReward, RewardSample, Scoring
-from omni_portable.contracts.rollout import RolloutEngine
-from omni_portable.contracts.tokens import AnyAlgorithm, AnyRequest, AnyTrajectory, TokenAlgorithm, TokenTrajectory
+from omni_portable.contracts.tokens import AnyAlgorithm, AnyTrajectory, TokenAlgorithm, TokenTrajectory
 from omni_portable.contracts.training import StepResult, TrainEngine
-from omni_portable.trainer.consistency import check_schedules
-from omni_portable.trainer.modes.gate import Gate
-from omni_portable.trainer.timing import StageClock
 
 Item = TypeVar("Item")
-
-
-class RolloutStage:
-    """Requests -> trajectories, each checked to have run the schedule it carried.
-
-    Args:
-        piece_size: requests that are handed to the engine at a time; 0 hands it all at once.
-        width: pieces that are out at a time (one per replica of the engine).
-        gate: passed by every piece; None where nobody closes it.
-        resubmit: draw aborted requests again instead of failing (a mode that aborts to bring in new weights).
-    """
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        *,
-        piece_size: int = 0,
-        width: int = 1,
-        gate: Gate | None = None,
-        resubmit: bool = False,
-    ) -> None:
-        self._engine, self._piece_size, self._resubmit = engine, piece_size, resubmit
-        self._gate = gate or Gate()
-        self._slots = asyncio.Semaphore(width)
-
-    async def run(self, requests: Sequence[AnyRequest]) -> Sequence[AnyTrajectory]:
-        """Trajectories in request order.
-
-        Raises:
-            LifecycleError: requests were aborted, and this stage does not resubmit.
-        """
-        pieces = await gathered([self.draw(piece) for piece in self.pieces(requests)])
-        return [trajectory for piece in pieces for trajectory in piece]
-
-    def pieces(self, requests: Sequence[AnyRequest]) -> list[Sequence[AnyRequest]]:
-        """What is handed to the engine at a time; consecutive, so that its packs are those of one call."""
-        size = self._piece_size or len(requests)
-        return [requests[first : first + size] for first in range(0, len(requests), size)]
-
-    async def draw(self, requests: Sequence[AnyRequest], clock: StageClock | None = None) -> Sequence[AnyTrajectory]:
-        """One piece, in request order; pieces get their turn in the order of these calls. `clock` measures the time
-        that the engine takes, without the wait for a turn, as 'rollout'."""
-        done: dict[str, AnyTrajectory] = {}
-        async with self._slots:  # before the gate: only what is really out keeps the gate from being drained
-            while left := [request for request in requests if request.request_id not in done]:
-                async with self._gate.passing():
-                    with clock.measure("rollout") if clock else nullcontext():
-                        result = await self._engine.generate(left)
-                if result.aborted and not self._resubmit:
-                    raise LifecycleError(
-                        f"{len(result.aborted)} rollout requests were aborted and nobody resubmits them: "
-                        f"{result.aborted[:3]}"
-                    )
-                check_schedules(result.trajectories)
-                done |= {t.request.request_id: t for t in result.trajectories}
-        return [done[request.request_id] for request in requests]
-
-
-async def gathered(pieces: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
-    """Results in order; the first error cancels the rest and is raised as it is."""
-    tasks: list[asyncio.Task[Item]] = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(piece) for piece in pieces]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def reward_samples(trajectories: Sequence[AnyTrajectory]) -> list[RewardSample]:

@@ -13,9 +13,10 @@ from omni_portable.contracts.errors import RewardError
 from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
 from omni_portable.data.media import image_grid
 from omni_portable.reward.compose import ComposedReward
+from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.rundir import disk_errors, write_text
 from omni_portable.trainer.sample_files import SampleFiles, texts, write_inputs, write_sample
-from omni_portable.trainer.stages import RewardStage, RolloutStage
+from omni_portable.trainer.stages import RewardStage
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from omni_portable.trainer.modes.base import Server, Turns
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.modes.lead import Lead
 from omni_portable.trainer.modes.separate import SeparateTurns
+from omni_portable.trainer.modes.slots import Slots
 from omni_portable.trainer.modes.sync import SyncTurns
-from omni_portable.trainer.stages import RolloutStage
+from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.timing import StageClock
 from tests.support.requests import make_group, make_request, make_trajectory
 from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
@@ -49,7 +50,7 @@ class ToyRun:
         self.stage = RolloutStage(
             engine,  # type: ignore[arg-type]
             piece_size=work.piece,
-            width=placed.replicas,
+            slots=Slots(placed.replicas),
             gate=gate,
             resubmit=interrupt,
         )

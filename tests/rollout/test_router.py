@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -14,6 +15,8 @@ from omni_portable.rollout.router import Router
 from omni_portable.rollout.seats import Seat, choose
 from tests.rollout.router_fakes import Replica, stream
 from tests.support.requests import make_request
+from tests.support.token_models import token_request
+from tests.support.toy_tokens import ToyEngine
 
 
 def requests(count: int, start: int = 0):
@@ -287,3 +290,65 @@ def test_figures_add_up_and_means_are_weighted():
     ]
     joined = joined_statistics(parts)
     assert joined == {"perf/rollout/batches": 4.0, "b/mean": 5.0, "b/min": 2.0, "b/max": 8.0, "s": 3.5}
+
+
+@pytest.mark.parametrize(
+    ("operation", "before"),
+    [("abort", ()), ("pause", ()), ("resume", ("pause",)), ("sleep", ("pause",)), ("wake", ("pause", "sleep"))],
+)
+@pytest.mark.parametrize("answer", ["not ok", "another operation", "another version"])
+def test_every_replica_must_acknowledge_every_lifecycle_call(operation, before, answer, monkeypatch):
+    router, (_, second) = crew()
+    for step in before:
+        getattr(router, step)()
+    real = getattr(second, operation)
+
+    def odd(*arguments):
+        ack = real(*arguments)
+        changes = {
+            "not ok": {"ok": False, "detail": "it would not"},
+            "another operation": {"operation": "stretch"},
+            "another version": {"policy_version": 9},
+        }
+        return dataclasses.replace(ack, **changes[answer])
+
+    monkeypatch.setattr(second, operation, odd)
+    with pytest.raises((LifecycleError, WeightSyncError), match="replica 'rollout-1'"):
+        getattr(router, operation)()
+
+
+def test_an_update_that_one_replica_could_not_apply_reaches_all_when_it_is_sent_again():
+    """Under a further version: the others hold the last one already."""
+    router, (first, second) = crew()
+    router.pause()
+    second.refuse = "apply"
+    with pytest.raises(WeightSyncError, match="'rollout-1': applying failed at 'w'"):
+        router.update_weights(stream(1.0), 1)
+    assert [r.lifecycle.state.value for r in (first, second)] == ["paused", "paused"]
+    second.refuse = ""
+    assert router.update_weights(stream(1.0), 2).policy_version == 2
+    assert [r.lifecycle.policy_version for r in (first, second)] == [2, 2]
+    router.resume()
+    assert router.weights_checksum() == {"w": stream(1.0).manifest.tensors["w"].checksum}
+
+
+def test_a_response_that_a_leaving_replica_began_is_finished_by_the_others():
+    """With the tokens that it had; nothing is drawn twice."""
+
+    async def run() -> None:
+        asked = [token_request(i, max_new_tokens=12) for i in range(4)]
+        alone = ToyEngine(max_num_seqs=4)
+        whole = (await alone.generate(asked)).trajectories
+        engines = {f"rollout-{i}": ToyEngine(max_num_seqs=4) for i in range(2)}
+        router = Router(engines, piece_size=2)
+        drawing = asyncio.create_task(router.generate(asked))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        router.leave("rollout-0")
+        found = (await drawing).trajectories
+        assert [t.response_ids.tolist() for t in found] == [t.response_ids.tolist() for t in whole]
+        assert all(t.policy_versions is None for t in found)
+        drawn = sum(engine.statistics().get("perf/rollout/tokens", 0.0) for engine in engines.values())
+        assert drawn < sum(t.length for t in whole), "the tokens of the one that left are kept"
+
+    asyncio.run(run())

@@ -18,7 +18,7 @@ from omni_portable.trainer.modes.base import Server
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.modes.lead import Lead
 from omni_portable.trainer.modes.separate import SeparateTurns
-from omni_portable.trainer.stages import RolloutStage
+from omni_portable.trainer.rollout_stage import RolloutStage
 from tests.support.requests import make_group, make_request, make_trajectory
 from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, LifecycleError, RewardError
+from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.stages import (
     AdvantageStage,
-    RolloutStage,
     UpdateStage,
     form_groups,
     reward_samples,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from omni_backends.dataplane.local import LocalDataPlane
 from omni_portable.contracts.errors import RewardError, WeightSyncError
+from omni_portable.contracts.lifecycle import Ack
+from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.consistency import SyncProof
 from omni_portable.trainer.modes.base import Server, push_weights
 from omni_portable.trainer.modes.sync import SyncTurns
-from tests.support.requests import make_request
+from tests.support.requests import make_group, make_request
 from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
 
 
@@ -108,6 +112,51 @@ def test_a_refused_update_raises_and_leaves_the_engine_paused_at_its_version() -
         asyncio.run(step())
     assert engine.calls == ["pause", "update current v4"], "never resumed"
     assert turns.version == 3
+
+
+def test_a_failed_update_is_sent_again_as_often_as_configured_and_makes_no_group_staler() -> None:
+    async def run(failures: int) -> tuple[list[str], int, int]:
+        turns, actor, engine, _ = make_turns()
+        buffer = turns._server.buffer = ReplayBuffer(LocalDataPlane(), max_staleness=1)
+        buffer.add(make_group("g", 0, [3]))
+        turns._server.attempts = 3
+        update = engine.update_weights
+
+        def failing(stream: Any, version: int) -> Ack:
+            engine.broken = version < 4 + failures
+            return update(stream, version)
+
+        engine.update_weights = failing  # type: ignore[method-assign]
+        actor.values["current"] = 7.0
+        await turns.before_update()
+        await turns.publish(1)
+        return engine.calls, turns.version, buffer.available(turns.version)
+
+    sent = ["update current v4", "update current v5", "update current v6"]
+    assert asyncio.run(run(2)) == (["pause", *sent, "resume", "checksum"], 6, 1)
+    with pytest.raises(WeightSyncError, match="out of memory"):
+        asyncio.run(run(3))
+
+
+def test_retried_updates_of_an_average_make_no_group_staler() -> None:
+    async def run() -> int:
+        turns, _, engine, _ = make_turns()
+        buffer = turns._server.buffer = ReplayBuffer(LocalDataPlane(), max_staleness=0)
+        buffer.add(make_group("g", 0, [3]))
+        turns._server.attempts = 2
+        update = engine.update_weights
+
+        def failing(stream: Any, version: int) -> Ack:
+            engine.broken = version == 4
+            return update(stream, version)
+
+        engine.update_weights = failing  # type: ignore[method-assign]
+        async with turns.serving("ema"):
+            assert turns.version == 5
+        assert turns.version == 6
+        return buffer.available(6)
+
+    assert asyncio.run(run()) == 1
 
 
 def test_weights_that_arrived_altered_are_found() -> None:

@@ -11,6 +11,7 @@ from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.modes.base import Result, Server
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.modes.lead import Lead
+from omni_portable.trainer.modes.lending import Lending
 
 
 class SeparateTurns:
@@ -22,7 +23,8 @@ class SeparateTurns:
         gate: that every piece of training rollout passes (those of validation do not).
         start_step / total_steps: the first round is start_step + 1, the last total_steps.
         interrupt: how new weights get in. False lets the pieces that are out finish first ('separate_async'); True
-            aborts them, and whoever drew them submits them again under the new version ('fully_async').
+            aborts them, and whoever drew them goes on with them under the new version ('fully_async').
+        lending: engines on the actor's devices that help while a round is waited for.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class SeparateTurns:
         total_steps: int,
         *,
         interrupt: bool = False,
+        lending: Lending | None = None,
     ) -> None:
         self._produce, self._server, self._buffer = produce, server, buffer
-        self._gate, self._lead, self._interrupt = gate, lead, interrupt
+        self._gate, self._lead, self._interrupt, self._lending = gate, lead, interrupt, lending
         self._trained, self._submitted, self._total = start_step, start_step, total_steps
         self._pending = 0
         self._rounds: dict[int, asyncio.Task[int]] = {}
@@ -54,15 +57,18 @@ class SeparateTurns:
     async def start(self) -> None:
         """Bring the weights over, then begin to run ahead."""
         await self._server.start()
+        if self._lending is not None:
+            await self._lending.start()
         self._submit()
 
     async def fill(self, step: int) -> int:
         """Until the round is stored; what went wrong in its rollout or rewards is raised here."""
-        made = await self._rounds.pop(step)
+        making = self._rounds.pop(step)
+        made = await (making if self._lending is None else self._lending.during(step, making))
         return min(made, self._buffer.available(self.version))
 
     async def before_update(self) -> None:
-        """Nothing stops: the actor has devices of its own."""
+        """Nothing stops: the actor has its devices to itself."""
 
     async def carry_out(self, update: Callable[[], Result]) -> Result:
         return await asyncio.to_thread(update)
@@ -85,6 +91,9 @@ class SeparateTurns:
             return
         async with self._resting(), self._server.serving(policy):
             yield
+
+    def statistics(self) -> dict[str, float]:
+        return {} if self._lending is None else self._lending.statistics()
 
     async def close(self) -> None:
         """Cancel every round that is not stored."""

@@ -47,5 +47,8 @@ class SyncTurns:
     def serving(self, policy: Policy) -> AbstractAsyncContextManager[None]:
         return self._server.serving(policy)
 
+    def statistics(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None:
         """Nothing runs in the background."""

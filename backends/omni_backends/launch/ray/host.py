@@ -128,7 +128,7 @@ class RolloutHost(Host):
             if len(late) == len(ids):
                 return RolloutResult([], tuple(late))
             result = await self._role.generate([r for r in requests if r.request_id not in late])
-            return RolloutResult(list(result.trajectories), (*result.aborted, *late))
+            return RolloutResult(list(result.trajectories), (*result.aborted, *late), result.partials)
 
         return answered(lambda: self._run(draw()))
 

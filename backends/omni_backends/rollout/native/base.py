@@ -119,8 +119,12 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
         finally:
             with self._lock:
                 self._inflight.close(tickets)
-        aborted = tuple(ticket.request_id for ticket in tickets if ticket.outcome is Outcome.ABORTED)
-        return RolloutResult([finished[row] for row in sorted(finished)], aborted)
+        aborted = [ticket for ticket in tickets if ticket.outcome is Outcome.ABORTED]
+        return RolloutResult(
+            [finished[row] for row in sorted(finished)],
+            tuple(ticket.request_id for ticket in aborted),
+            {ticket.request_id: ticket.kept for ticket in aborted if ticket.kept is not None},
+        )
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         """Discard the named requests, or all in flight; ids that are not in flight are left alone.

@@ -50,6 +50,14 @@ class NativeTokenEngine(InProcessEngine[AutoregressiveAdapter, TokenRequest, Row
         rows = [row for row in pack if tickets[row].outcome is Outcome.PENDING]
         mine = [tickets[row] for row in rows]
         run = await self._prepare([requests[row] for row in rows], mine)
+        try:
+            return await self._carry_out(run, rows, mine, version)
+        finally:
+            self._keep(run, mine, version)
+
+    async def _carry_out(
+        self, run: TokenPackRun, rows: Sequence[int], mine: Sequence[Ticket], version: int
+    ) -> dict[int, TokenTrajectory]:
         while not run.done:
             with await self._turn(mine, "decode"):
                 run.advance()
@@ -79,6 +87,12 @@ class NativeTokenEngine(InProcessEngine[AutoregressiveAdapter, TokenRequest, Row
                 finished[row] = run.trajectory(index, version, self.name)
                 self._inflight.finish(ticket)
         return finished
+
+    def _keep(self, run: TokenPackRun, tickets: Sequence[Ticket], version: int) -> None:
+        """What aborted requests had drawn, so that they may go on later."""
+        for index, ticket in enumerate(tickets):
+            if ticket.outcome is Outcome.ABORTED:
+                ticket.kept = run.partial(index, version)
 
     def _prompted(self, request: TokenRequest) -> TokenInputs:
         """The encoded prompt, cached by the turns of its conversation."""

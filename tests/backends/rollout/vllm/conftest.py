@@ -40,4 +40,3 @@ def awake(request: pytest.FixtureRequest) -> Iterator[None]:
                 if engine.health().state.value == "paused":
                     engine.resume()
             pair.update(pair.first)
-            pair.engine.partial_responses()

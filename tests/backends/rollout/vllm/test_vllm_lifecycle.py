@@ -45,13 +45,34 @@ def test_an_aborted_request_keeps_what_it_had_said(text_pair: Pair) -> None:
     result, ack = asyncio.run(_interrupted(text_pair, lambda engine: engine.abort(["r1", "unknown"])))
     assert ack.aborted == result.aborted == ("r1",)
     assert [t.request.request_id for t in result.trajectories] == ["r0", "r2"]
-    partial = text_pair.engine.partial_responses()["r1"]
+    partial = result.partials["r1"]
     said = len(partial.response_ids)
     assert 0 < said < 300
     (whole,) = draw(text_pair.engine, [token_request(1, **LONG)])
     assert whole.response_ids[:said].tolist() == partial.response_ids.tolist()
     torch.testing.assert_close(whole.log_probs[:said], partial.log_probs, atol=1e-5, rtol=0)
-    assert not text_pair.engine.partial_responses()
+    assert partial.policy_versions.tolist() == [text_pair.version] * said
+
+
+def test_an_interrupted_response_goes_on_under_new_weights(text_pair: Pair) -> None:
+    """Its tokens, seeds and limits are those of one response; each token knows the weights that drew it."""
+    (whole,) = draw(text_pair.engine, [token_request(1, **LONG)])
+    result, _ = asyncio.run(_interrupted(text_pair, lambda engine: engine.pause()))
+    partial, old = result.partials["r1"], text_pair.version
+    text_pair.engine.resume()
+    (same,) = draw(text_pair.engine, [token_request(1, **LONG, prefix=partial)])
+    assert same.response_ids.tolist() == whole.response_ids.tolist()
+    assert (same.finish_reason, same.policy_versions) == (whole.finish_reason, None)
+    assert torch.equal(same.log_probs[: partial.length], partial.log_probs)
+    text_pair.update(text_pair.changed(3))
+    (ours, natives) = text_pair.both([token_request(1, **LONG, prefix=partial)])
+    assert ours[0].response_ids[: partial.length].tolist() == partial.response_ids.tolist()
+    assert ours[0].response_ids.tolist() == natives[0].response_ids.tolist()
+    assert ours[0].length <= LONG["max_new_tokens"]
+    assert ours[0].policy_versions is not None
+    wanted = [old] * partial.length + [text_pair.version] * (ours[0].length - partial.length)
+    assert ours[0].policy_versions.tolist() == wanted
+    assert ours[0].policy_version == old
 
 
 def test_pausing_aborts_and_refuses_until_it_resumes(text_pair: Pair) -> None:

@@ -1,0 +1,42 @@
+"""Roles of a run: the engine that is lent lives with the actor, on the same device, and sleeps as configured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from omni_backends.launch.ray import REMOTE, RayOptions
+from omni_portable.config.schema import HybridConfig
+from omni_portable.models.setup import EngineSetup
+from omni_portable.trainer.placing import run_roles
+from tests.support.engines import make_setup
+
+
+def lending_setup(**hybrid: object) -> EngineSetup:
+    setup = make_setup()
+    trainer = replace(setup.config.trainer, mode="separate_async", hybrid=HybridConfig(**hybrid))  # type: ignore[arg-type]
+    rollout = replace(setup.config.rollout, replicas=2)
+    return replace(setup, config=replace(setup.config, trainer=trainer, rollout=rollout))
+
+
+def test_nothing_is_lent_unless_asked_for() -> None:
+    assert {role.name for role in run_roles(lending_setup())} == {"actor", "rollout"}
+
+
+def test_the_lent_engine_is_built_with_the_actor() -> None:
+    roles = run_roles(lending_setup(enabled=True, sleep_level=2))
+    (lent,) = [role for role in roles if role.name == "lent"]
+    actor = roles[0]
+    assert lent.label == "lent-0"
+    assert lent.name not in REMOTE, "it is no process of its own"
+    assert lent.config["device"] == actor.config["device"], "named exactly, as every process may read it"
+    rollout = lent.config["rollout"]
+    assert (rollout["sleep_level"], rollout["replicas"]) == (2, 1)
+    assert lent.here["setup"].config.rollout.sleep_level == 2
+    assert actor.config["rollout"]["sleep_level"] == 0
+
+
+def test_the_cluster_sets_nothing_aside_for_it() -> None:
+    from omni_backends.launch.ray.pools import pools
+
+    lent = [pool for pool in pools(run_roles(lending_setup(enabled=True)), RayOptions()) if pool.name == "lent"]
+    assert [(pool.replicas, pool.each) for pool in lent] == [(1, {})]
