@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,11 @@ from omni_backends.sync import Slice, WeightReceiver, copy_into
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.weights import LoraInfo, WeightManifest
 from omni_portable.models.weights import checksums
+
+
+def named_shared_memory() -> set[str]:
+    """What has a name in shared memory, without what other programs on the machine make and remove meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_"))}
 
 
 class DictTarget:
