@@ -15,7 +15,8 @@ import torch
 
 from omni_backends.sync.channel import Filled
 from omni_backends.sync.segment import KIND, Segment, attach_segment, create_segment, free_bytes
-from omni_backends.sync.wire import ALIGNMENT, Bucket
+from omni_backends.sync.wire import ALIGNMENT, Bucket, tensor_bytes
+from omni_portable.contracts.weights import WeightManifest
 
 ROOM = 64 << 20
 """Bytes of shared memory that are left to others where a whole update is put there."""
@@ -29,6 +30,10 @@ class SharedMemorySender:
     Args:
         slot_bytes: of one bucket.
         kept: for many syncs with the same workers, until :meth:`close`; the memory is used again.
+
+    Attributes:
+        lasting: since :meth:`prepare`: the whole update lies in the segment until the sync ends, and longer where it is
+            kept.
     """
 
     name = KIND
@@ -39,33 +44,52 @@ class SharedMemorySender:
         self._kept = kept
         self._segments: list[Segment | None] = [None, None]
         self._turn = 0
-        self._lasting = False
+        self.lasting = False
+        self._places: dict[str, int] = {}
 
     def prepare(self, whole: int) -> None:
         self.slot_bytes = max(ALIGNMENT, min(self._bucket, whole))
         count = max(1, -(-whole // self.slot_bytes))
-        self._lasting = count <= 2 or self._room(count * self.slot_bytes)
-        self.slots = count if self._lasting else 2
-        if not self._lasting:
+        self.lasting = count <= 2 or self._room(count * self.slot_bytes)
+        self.slots = count if self.lasting else 2
+        if not self.lasting:
             self._release(1 - self._turn)
+        self._places = {}
         held, size = self._segments[self._turn], self.slots * self.slot_bytes
         if held is None or held.size < size:
             self._release(self._turn)
             self._segments[self._turn] = create_segment(size)
 
     def describe(self) -> dict[str, Any]:
-        return {**self._segment.describe(), "kept": self._kept, "lasting": self._lasting}
+        return {**self._segment.describe(), "kept": self._kept, "lasting": self.lasting}
 
     def deliver(self, filled: Filled) -> None:
         memory = self._segment.memory
         for piece, data in filled:
+            self._places.setdefault(piece.name, piece.offset - piece.start)
             memory[piece.offset : piece.offset + piece.length].copy_(data)
+
+    def held(self, manifest: WeightManifest) -> dict[str, torch.Tensor] | None:
+        """The tensors of the sync that arrived last, where they lie; None where their memory was used again.
+
+        They stay as they are until the second sync from now ends.
+        """
+        if not (self._kept and self.lasting):
+            return None
+        segment = self._segments[1 - self._turn]
+        assert segment is not None
+        found = {}
+        for name, info in manifest.tensors.items():
+            start = self._places[name]
+            data = segment.memory[start : start + tensor_bytes(name, info)]
+            found[name] = data.view(getattr(torch, info.dtype)).reshape(info.shape)
+        return found
 
     def cancel(self) -> None:
         """Nothing waits."""
 
     def arrived(self) -> None:
-        if self._lasting and self._kept:
+        if self.lasting and self._kept:
             self._turn = 1 - self._turn
 
     def close(self) -> None:

@@ -54,6 +54,26 @@ def test_two_segments_take_turns_and_are_used_again(channel: SharedMemorySender)
     assert places[1] == places[3] != places[0]
 
 
+def test_the_last_update_can_be_read_and_sent_again_while_the_next_fails(channel: SharedMemorySender) -> None:
+    group = in_place()
+    send_weights(stream(1), group, version=1, channel=channel)
+    send_weights(stream(2), group, version=2, channel=channel)
+    held = channel.held(stream(2).manifest)
+    assert held is not None
+    damaged = NamedTensorStream(stream(3).manifest, values(3) | {"other": torch.zeros(20_001)})
+    with pytest.raises(WeightSyncError, match="'other' arrived with checksum"):
+        send_weights(damaged, group, version=3, channel=channel)
+    assert checksums(held.items()) == checksums(values(2).items())
+    again = make_stream("full", held.items(), None)
+    started_anew = in_place()
+    send_weights(again, started_anew, version=2, channel=channel, repeat=True)
+    assert_holds(started_anew, 2)
+    send_weights(stream(3), started_anew, version=3, channel=channel)
+    moved = channel.held(stream(3).manifest)
+    assert moved is not None
+    assert checksums(moved.items()) == checksums(values(3).items())
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_workers_go_back_to_the_former_update_without_a_copy_of_their_weights(
     channel: SharedMemorySender, failures: int
@@ -115,6 +135,7 @@ def test_where_there_is_no_room_for_two_updates_two_buckets_are_used(
         assert (report.buckets, channel.slots) == (4, 2)
         assert_holds(group, version)
         assert all(receiver._former is None for receiver in group.receivers)
+        assert channel.held(stream(version).manifest) is None
     group.targets[0].fail.add("apply")
     with pytest.raises(WeightSyncError, match="no room"):
         send_weights(stream(4), group, version=4, channel=channel)

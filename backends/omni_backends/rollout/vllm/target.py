@@ -73,6 +73,10 @@ class VllmTarget:
             return self.slot.held
         return (remember(self.model, self.inventory, names), dict(self._negative_zeros))
 
+    def outline(self, names: Iterable[str]) -> Any:
+        """See `sync.target.FormerWeights`: layers and their parameters, without what these hold."""
+        return (remember(self.model, self.inventory, ()), dict(self._negative_zeros))
+
     def apply(self, tensors: Mapping[str, torch.Tensor], lora: LoraInfo | None) -> int:
         if lora is not None:
             return self.slot.replace(tensors, lora)
