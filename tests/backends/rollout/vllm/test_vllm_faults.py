@@ -8,11 +8,13 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 
 from omni_backends.rollout.external import versions
 from omni_backends.rollout.vllm.process import EngineEndedError
 from omni_portable.contracts.errors import CapabilityError, ConfigError, PluginError, WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
+from omni_portable.trainer.consistency import PROBE_GAP, compare_checksums, largest_gap
 from tests.support.engines import require_installed
 from tests.support.token_models import folder, token_request
 from tests.support.vllm_pair import Pair, draw, vllm_setup
@@ -87,6 +89,11 @@ def test_vllms_own_reload_mixes_experts_up_and_the_read_back_shows_it(omni_pair:
     different = {name for name in before if before[name] != after[name]}
     assert different
     assert all(".experts." in name for name in different)
+    with pytest.raises(WeightSyncError, match=r"'.*\.experts\..*' differs"):
+        compare_checksums(omni_pair.native.weights_checksum(), after)
+    found = draw(engine, omni_pair.requests(4))
+    gap = largest_gap(torch.cat(omni_pair.actor_log_probs(found)), torch.cat([t.log_probs for t in found]))
+    assert gap > PROBE_GAP  # what the probe of a run would show, too
 
 
 @pytest.mark.parametrize("moe_update", ["refuse", "rebuild"])
