@@ -147,6 +147,12 @@ class VllmTarget:
 
 
 def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Places (in the flat tensor) of zeros with a sign: usually none."""
+    """Places (in the flat tensor) of zeros with a sign, whose bits are the least integer of that size: usually none."""
     flat = tensor.flatten()
-    return ((flat == 0) & torch.signbit(flat)).nonzero().flatten()
+    if flat.dtype not in _SAME_SIZE:
+        return torch.empty(0, dtype=torch.int64)
+    whole = _SAME_SIZE[flat.dtype]
+    return (flat.view(whole) == torch.iinfo(whole).min).nonzero().flatten()
+
+
+_SAME_SIZE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
