@@ -18,6 +18,9 @@ from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.weights import LoraInfo, WeightManifest
 from omni_portable.models.weights import tensor_checksum
 
+_SAME_SIZE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""Integers to look at a dtype's bits with."""
+
 
 @dataclass
 class VllmTarget:
@@ -153,6 +156,3 @@ def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)
     whole = _SAME_SIZE[flat.dtype]
     return (flat.view(whole) == torch.iinfo(whole).min).nonzero().flatten()
-
-
-_SAME_SIZE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
