@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape, dtype ('float32', ...) and checksum (hex blake2b-128 of the raw little-endian bytes) of one tensor."""
+    """Shape, dtype ('float32', ...) and checksum (hex XXH3-128 of the raw little-endian bytes) of one tensor."""
 
     shape: tuple[int, ...]
     dtype: str

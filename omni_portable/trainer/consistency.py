@@ -123,6 +123,22 @@ RESOLUTION = 1e-6
 rounding (a small learning rate in a narrow dtype), and the engine is right to return the same bits."""
 
 
+PROBE_GAP = 1e-3
+"""Largest gap in fp32 of a probe's log-probs, as its engine recorded them and as the actor scores them: a hundred times
+what kernels that differ explain, and far less than what other weights bring."""
+
+
+def probe_limit(dtype: str, max_logprob_gap: float | None) -> float | None:
+    """How far the probe's log-probs may be from the actor's score.
+
+    Args:
+        dtype: of the model; what rounding explains is known for fp32 alone, so that others are judged only by the limit
+            of the recipe.
+        max_logprob_gap: of the recipe; it holds for batches of training, the probe is drawn alone.
+    """
+    return max(PROBE_GAP, max_logprob_gap or 0.0) if dtype == "float32" else max_logprob_gap
+
+
 @dataclass(frozen=True)
 class _Seen:
     """What is known of the last sync: weights and output, and the actor's log-probs when the output last changed."""
@@ -135,7 +151,8 @@ class _Seen:
 class SyncProof:
     """After each weight sync: checksums on both sides, and a fixed request whose output must change when, and only
     when, the weights did by more than rounding may hide (it catches engines that accept an update and keep serving the
-    old policy).
+    old policy), and whose log-probs must be those that the actor gives the same output (it catches engines that hold
+    the right weights and compute something else with them).
 
     Whether a change of the weights is large enough to show is asked of the actor, which scores the transitions of the
     first probe again. Changes too small to show add up until they must.
@@ -143,10 +160,17 @@ class SyncProof:
     Args:
         probe: a request that records transitions; without any, or with deterministic ones among them, every change of
             the weights must show. None: checksums only.
+        limit: largest gap of the probe's log-probs to the actor's score; None leaves them unjudged.
+
+    Attributes:
+        probe_gap: that gap at the last check; NaN where the probe has no log-probs.
     """
 
-    def __init__(self, actor: TrainEngine, rollout: RolloutEngine, probe: AnyRequest | None) -> None:
-        self._actor, self._rollout, self._probe = actor, rollout, probe
+    def __init__(
+        self, actor: TrainEngine, rollout: RolloutEngine, probe: AnyRequest | None, *, limit: float | None = None
+    ) -> None:
+        self._actor, self._rollout, self._probe, self._limit = actor, rollout, probe, limit
+        self.probe_gap = math.nan
         self._scored: TrainBatch | None = None
         self._last: _Seen | None = None
 
@@ -154,13 +178,15 @@ class SyncProof:
         """Run with the engine resumed, after a sync of `policy`.
 
         Raises:
-            WeightSyncError: a tensor differs, or the probe's output contradicts the checksums.
+            WeightSyncError: a tensor differs, the probe's output contradicts the checksums, or its log-probs the
+                actor's score.
         """
         checksums = self._actor.weights_checksum(policy)
         compare_checksums(checksums, self._rollout.weights_checksum(checksums))
         if self._probe is None:
             return
         trajectory = (await self._rollout.generate([self._probe])).trajectories[0]
+        self._compare_scores(trajectory, policy)
         if self._scored is None:
             self._scored = TrainBatch([trajectory], torch.zeros(1))
         seen = _Seen(weights_digest(checksums), _output_digest(trajectory), self._score(policy))
@@ -176,10 +202,23 @@ class SyncProof:
 
     def _score(self, policy: Policy) -> torch.Tensor | None:
         assert self._scored is not None
-        probe = self._scored.trajectories[0]
-        if not isinstance(probe, TokenTrajectory) and (not len(probe.step_indices) or probe.log_probs.isnan().any()):
+        if not _has_log_probs(self._scored.trajectories[0]):
             return None
         return self._actor.log_probs(self._scored, policy)
+
+    def _compare_scores(self, trajectory: AnyTrajectory, policy: Policy) -> None:
+        """The engine said how probable its output was: so must the actor, under the weights that both now hold."""
+        if self._limit is None or not _has_log_probs(trajectory):
+            return
+        scored = self._actor.log_probs(TrainBatch([trajectory], torch.zeros(1)), policy)
+        self.probe_gap = largest_gap(scored.cpu(), stack_log_probs([trajectory]))
+        if not self.probe_gap <= self._limit:
+            raise WeightSyncError(
+                f"after the weight sync engine '{trajectory.engine}' and actor give the probe's output log-probs that "
+                f"are {self.probe_gap:.1e} apart (at most {self._limit:.1e}), although their weights are equal",
+                remedy="do not train on this engine: its kernels compute something else with these weights. Where the "
+                "gap is known and meant, set consistency.max_logprob_gap above it",
+            )
 
     def _require_unchanged(self, seen: _Seen, last: _Seen) -> _Seen:
         """The output is the old one: so must the policy be, as far as it can be told."""
@@ -196,6 +235,12 @@ class SyncProof:
                 remedy="do not train on this engine: its updates do not take effect",
             )
         return replace(seen, log_probs=last.log_probs)
+
+
+def _has_log_probs(trajectory: AnyTrajectory) -> bool:
+    if isinstance(trajectory, TokenTrajectory):
+        return True
+    return len(trajectory.step_indices) > 0 and not bool(trajectory.log_probs.isnan().any())
 
 
 def _output_digest(trajectory: AnyTrajectory) -> str:

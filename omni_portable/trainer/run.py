@@ -24,7 +24,7 @@ from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
-from omni_portable.trainer.consistency import SyncProof
+from omni_portable.trainer.consistency import SyncProof, probe_limit
 from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
 from omni_portable.trainer.loop import Loop
@@ -171,10 +171,11 @@ def _wire(
         overlap=config.reward.overlap or config.trainer.mode != SYNC,
         stock=stock if placed.guests else None,
     )
+    limit = probe_limit(prepared.dtype, config.consistency.max_logprob_gap)
     server = Server(
         actor=actor,
         engine=engine,
-        proof=SyncProof(actor, engine, probe),
+        proof=SyncProof(actor, engine, probe, limit=limit),
         buffer=buffer,
         version=state.policy_version,
         policy=prepared.algorithm.rollout_policy,

@@ -2,7 +2,8 @@
 
     pytest tests/benchmarks/test_weight_sync.py --benchmark-only
 
-`extra_info` of each benchmark holds the bytes per second of the sync and of copying the same bytes once in one thread.
+`extra_info` of each benchmark holds the bytes per second of copying the same bytes once in one thread, of the sync (its
+first call to its last answer), of making the manifest (every tensor hashed once), and of the read-back.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 
-from omni_backends.sync import SyncReport, send_weights
+from omni_backends.sync import SharedMemorySender, SyncReport, collect_checksums, send_weights
+from omni_backends.sync.send import DEFAULT_BUCKET_BYTES
 from omni_portable.contracts.weights import LoraInfo
 from omni_portable.models.lora import inject_lora, lora_named_tensors
-from omni_portable.models.weights import NamedTensorStream, make_stream
+from omni_portable.models.weights import NamedTensorStream, checksums, make_stream
 from tests.support.engines import make_setup
 from tests.support.sync_worker import ProcessWorkers
 
@@ -48,26 +50,42 @@ def copy_bandwidth(size: int) -> float:
 
 def measured(benchmark: Any, tensors: dict[str, torch.Tensor], info: LoraInfo | None) -> None:
     worker = ProcessWorkers(1, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    channel = SharedMemorySender(DEFAULT_BUCKET_BYTES)
     versions = itertools.count(1)
     reports: list[SyncReport] = []
+    manifests: list[float] = []
+    reads: list[float] = []
 
     def stream() -> tuple[tuple[NamedTensorStream], dict[str, Any]]:
-        return (make_stream("full" if info is None else "adapter", tensors.items(), info),), {}
+        started = time.perf_counter()
+        made = make_stream("full" if info is None else "adapter", tensors.items(), info)
+        manifests.append(time.perf_counter() - started)
+        return (made,), {}
 
     def sync(made: NamedTensorStream) -> None:
-        reports.append(send_weights(made, worker, version=next(versions)))
+        reports.append(send_weights(made, worker, version=next(versions), channel=channel))
 
     try:
-        benchmark.pedantic(sync, setup=stream, rounds=5, warmup_rounds=1)
+        benchmark.pedantic(sync, setup=stream, rounds=10, warmup_rounds=2)
+        for _ in range(5):
+            started = time.perf_counter()
+            assert collect_checksums(worker) == checksums(tensors.items())
+            reads.append(time.perf_counter() - started)
     finally:
         worker.close()
+        channel.close()
     best = min(reports, key=lambda report: report.seconds)
+    copied, size = copy_bandwidth(200 * MIB), best.bytes
     benchmark.extra_info |= {
-        "bytes": best.bytes,
+        "bytes": size,
         "milliseconds": best.seconds * 1e3,
-        "sync_bytes_per_second": best.bytes / best.seconds,
-        "transfer_bytes_per_second": best.bytes / best.transfer_seconds,
-        "copy_bytes_per_second": copy_bandwidth(200 * MIB),
+        "manifest_milliseconds": min(manifests) * 1e3,
+        "read_back_milliseconds": min(reads) * 1e3,
+        "sync_bytes_per_second": size / best.seconds,
+        "sync_and_manifest_bytes_per_second": size / (best.seconds + min(manifests)),
+        "transfer_bytes_per_second": size / best.transfer_seconds,
+        "copy_bytes_per_second": copied,
+        "share_of_copy": size / best.seconds / copied,
     }
     print({name: f"{value:.4g}" for name, value in benchmark.extra_info.items()})
 

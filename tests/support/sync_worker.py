@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from omni_backends.sync import WeightReceiver
-from tests.support.sync_target import DictTarget
+from tests.support.sync_target import InPlaceTarget
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 
 
 def serve(rank: int, held: Mapping[str, torch.Tensor]) -> None:
-    receiver = WeightReceiver(DictTarget(held), rank=rank)
+    receiver = WeightReceiver(InPlaceTarget(held), rank=rank)
     for line in sys.stdin:
         method, arguments = json.loads(line)
         print(json.dumps(getattr(receiver, method)(**arguments)), flush=True)

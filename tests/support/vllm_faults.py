@@ -23,6 +23,12 @@ class FaultyWorker(WorkerExtension):
             _once(runner.get_model(), "load_weights", 5)
         return {"ok": True, "error": ""}
 
+    def omni_set_moe_update(self, value: str) -> dict[str, Any]:
+        """As if the engine had been started with that option."""
+        target: Any = self.weight_receiver._target
+        target.moe_update = value
+        return {"ok": True, "error": ""}
+
     def omni_reload_as_vllm_does(self, folder: str) -> dict[str, Any]:
         """vLLM's own reload of a checkpoint, without what our transfer engine adds."""
         runner: Any = self.model_runner  # type: ignore[attr-defined]

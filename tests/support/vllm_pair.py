@@ -119,6 +119,13 @@ class Pair:
         assert_equal(ours, natives)
         assert self.engine.weights_checksum() == self.native.weights_checksum()
 
+    def assert_replayed(self, requests: Sequence[TokenRequest]) -> None:
+        """An actor gives what vLLM draws the same log-probs."""
+        found = draw(self.engine, requests)
+        replayed, drawn = torch.cat(self.actor_log_probs(found)), torch.cat([t.log_probs for t in found])
+        assert (replayed - drawn).abs().max() <= GAP
+        assert torch.corrcoef(torch.stack([replayed.exp().double(), drawn.exp().double()]))[0, 1] >= 0.9999
+
     def actor_log_probs(self, trajectories: Sequence[TokenTrajectory]) -> list[torch.Tensor]:
         """What a replay with the native engine's adapter gives, request by request."""
         from omni_portable.contracts.tokens import TokenRow

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, WeightSyncError
-from omni_portable.trainer.consistency import SyncProof, check_gap, compare_checksums, logprob_metrics
+from omni_portable.trainer.consistency import SyncProof, check_gap, compare_checksums, logprob_metrics, probe_limit
 
 
 def test_equal_log_probs_have_no_gap() -> None:
@@ -69,6 +69,7 @@ class Policy:
         log_prob: the actor's log-prob of the probe's transitions.
         recorded: transitions that the probe records.
         deterministic: whether the last of them has no log-prob.
+        drawn_log_prob: what the engine recorded.
     """
 
     weights: str = "w0"
@@ -76,6 +77,7 @@ class Policy:
     log_prob: float = -1.0
     recorded: int = 2
     deterministic: bool = False
+    drawn_log_prob: float = 0.0
     asked: list[str] = field(default_factory=list)
 
     def weights_checksum(self, names: object = None) -> dict[str, str]:
@@ -88,9 +90,9 @@ class Policy:
     async def generate(self, requests: list) -> SimpleNamespace:
         latents = torch.tensor([float(int(self.served[1:]))])
         steps = torch.arange(self.recorded)
-        log_probs = torch.zeros(self.recorded)
+        log_probs = torch.full((self.recorded,), self.drawn_log_prob)
         log_probs[self.recorded - self.deterministic :] = torch.nan
-        drawn = SimpleNamespace(final_latents=latents, step_indices=steps, log_probs=log_probs)
+        drawn = SimpleNamespace(final_latents=latents, step_indices=steps, log_probs=log_probs, engine="other")
         return SimpleNamespace(trajectories=[drawn])
 
 
@@ -170,3 +172,40 @@ def test_the_policy_that_was_synchronised_is_the_one_that_is_scored() -> None:
     policy = Policy()
     asyncio.run(SyncProof(policy, policy, probe=object()).check("ema"))  # type: ignore[arg-type]
     assert policy.asked == ["ema"]
+
+
+def test_an_engine_that_computes_something_else_with_the_right_weights_is_caught() -> None:
+    """As vLLM's CPU kernels do with experts that were not packed again."""
+    policy = Policy(drawn_log_prob=-1.0)
+    proof = SyncProof(policy, policy, probe=object(), limit=1e-3)  # type: ignore[arg-type]
+    asyncio.run(proof.check())
+    assert proof.probe_gap == 0.0
+    policy.weights = policy.served = "w1"
+    policy.log_prob = -1.02
+    with pytest.raises(WeightSyncError, match="engine 'other' and actor .* 2.0e-02 apart .at most 1.0e-03"):
+        asyncio.run(proof.check())
+    policy.log_prob = math.nan
+    with pytest.raises(WeightSyncError, match="nan apart"):
+        asyncio.run(proof.check())
+
+
+@pytest.mark.parametrize("probe", [{"recorded": 0}, {"deterministic": True}])
+def test_a_probe_without_log_probs_is_not_compared_with_a_score(probe: dict) -> None:
+    policy = Policy(drawn_log_prob=-1.0, log_prob=-3.0, **probe)
+    proof = SyncProof(policy, policy, probe=object(), limit=1e-3)  # type: ignore[arg-type]
+    asyncio.run(proof.check())
+    assert math.isnan(proof.probe_gap)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "limit"),
+    [
+        ("float32", None, 1e-3),
+        ("float32", 1e-6, 1e-3),
+        ("float32", 0.5, 0.5),
+        ("bfloat16", None, None),
+        ("bfloat16", 0.2, 0.2),
+    ],
+)
+def test_rounding_is_known_for_fp32_alone(dtype: str, recipe: float | None, limit: float | None) -> None:
+    assert probe_limit(dtype, recipe) == limit

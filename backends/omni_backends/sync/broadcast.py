@@ -67,6 +67,9 @@ class BroadcastSender:
                 master_listen_fd=listener.detach(),
             )
 
+    def prepare(self, whole: int) -> None:
+        """The memory of a bucket is there."""
+
     def describe(self) -> dict[str, Any]:
         self._syncs += 1
         self._group = None
@@ -97,6 +100,9 @@ class BroadcastSender:
             self._group.abort()
             self._group = None
 
+    def arrived(self) -> None:
+        """The memory is used again."""
+
     def close(self) -> None:
         self._group = None
         del self._store
@@ -110,6 +116,9 @@ class BroadcastReceiver:
         rank: of this worker, from 0.
         device: where buckets arrive: the host for gloo, the worker's accelerator for nccl.
     """
+
+    lasting = False
+    place: tuple[int, ...] = ()
 
     def __init__(self, place: Mapping[str, Any], rank: int, device: torch.device | None = None) -> None:
         self._place, self._rank = dict(place), rank

@@ -37,7 +37,7 @@ def buckets(stream: WeightStream, sync: str, slot_bytes: int, slots: int) -> Ite
             offset = (index % slots) * slot_bytes + used
             filled.append((Piece(name, start, length, offset), data[start : start + length]))
             start += length
-            used += -(-length // ALIGNMENT) * ALIGNMENT
+            used += aligned(length)
             if not data.numel():
                 break
     if filled:
@@ -76,7 +76,11 @@ def _check(name: str, tensor: torch.Tensor, manifest: WeightManifest, missing: d
             raise WeightSyncError(f"the tensor '{name}' has {what} {got}, announced was {expected}")
 
 
-def slot_size(manifest: WeightManifest, bucket_bytes: int) -> int:
-    """Bytes of one slot: `bucket_bytes`, or less where the whole update is smaller; a multiple of the alignment."""
-    whole = sum(-(-tensor_bytes(name, info) // ALIGNMENT) * ALIGNMENT for name, info in manifest.tensors.items())
-    return max(ALIGNMENT, min(-(-bucket_bytes // ALIGNMENT) * ALIGNMENT, whole))
+def whole_size(manifest: WeightManifest) -> int:
+    """Bytes of all buckets of an update together, each tensor rounded up to the alignment."""
+    return sum(aligned(tensor_bytes(name, info)) for name, info in manifest.tensors.items())
+
+
+def aligned(size: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

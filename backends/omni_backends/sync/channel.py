@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from omni_backends.sync.segment import KIND as SHARED_MEMORY
-from omni_backends.sync.segment import Segment, attach_segment, create_segment
+from omni_backends.sync.segment import Segment
 from omni_backends.sync.wire import Bucket, Piece
 from omni_portable.contracts.errors import ConfigError
 
@@ -30,6 +30,14 @@ class SendChannel(Protocol):
     slot_bytes: int
     rendezvous: bool
 
+    def prepare(self, whole: int) -> None:
+        """A sync begins that brings `whole` bytes, gaps between tensors included; may change `slots`.
+
+        Raises:
+            WeightSyncError: there is no room for its buckets.
+        """
+        ...
+
     def describe(self) -> dict[str, Any]:
         """What a worker needs to open its end: plain values."""
         ...
@@ -42,61 +50,26 @@ class SendChannel(Protocol):
         """End a `deliver` that waits for workers."""
         ...
 
+    def arrived(self) -> None:
+        """All workers hold what the last sync brought."""
+        ...
+
     def close(self) -> None: ...
 
 
 class ReceiveChannel(Protocol):
-    """A worker's end."""
+    """A worker's end. With `lasting`, pieces stay where they are until the sync ends, beyond their bucket's answer; a
+    tensor's pieces then lie side by side, and `place` says where (it differs between two syncs unless the later one
+    overwrites what the former brought)."""
+
+    lasting: bool
+    place: tuple[int, ...]
 
     def fetch(self, bucket: Bucket) -> torch.Tensor:
         """Memory (uint8, any device) in which the pieces lie at their offsets until the bucket is answered."""
         ...
 
     def close(self) -> None: ...
-
-
-class SharedMemorySender:
-    """Through shared memory of the host: for CPU workers, and by host staging for workers on any device.
-
-    Two slots, so that one is filled while the workers read the other.
-
-    Args:
-        slot_bytes: of one bucket; twice as much is reserved.
-    """
-
-    name = SHARED_MEMORY
-    slots = 2
-    rendezvous = False
-
-    def __init__(self, slot_bytes: int) -> None:
-        self.slot_bytes = slot_bytes
-        self._segment = create_segment(self.slots * slot_bytes)
-
-    def describe(self) -> dict[str, Any]:
-        return self._segment.describe()
-
-    def deliver(self, filled: Filled) -> None:
-        for piece, data in filled:
-            self._segment.memory[piece.offset : piece.offset + piece.length].copy_(data)
-
-    def cancel(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        self._segment.close()
-
-
-class SharedMemoryReceiver:
-    """See :class:`SharedMemorySender`."""
-
-    def __init__(self, place: Mapping[str, Any]) -> None:
-        self._segment: Segment = attach_segment(place)
-
-    def fetch(self, bucket: Bucket) -> torch.Tensor:
-        return self._segment.memory
-
-    def close(self) -> None:
-        self._segment.close()
 
 
 def open_sender(channel: str | SendChannel, slot_bytes: int, device: torch.device) -> SendChannel:
@@ -112,7 +85,9 @@ def open_sender(channel: str | SendChannel, slot_bytes: int, device: torch.devic
     if not isinstance(channel, str):
         return channel
     if channel == SHARED_MEMORY:
-        return SharedMemorySender(slot_bytes)
+        from omni_backends.sync.memory import SharedMemorySender
+
+        return SharedMemorySender(slot_bytes, kept=False)
     if channel == "ipc":
         from omni_backends.sync.ipc import IpcSender
 
@@ -121,11 +96,12 @@ def open_sender(channel: str | SendChannel, slot_bytes: int, device: torch.devic
     raise ConfigError(f"the weight channel '{channel}' cannot be opened by name", remedy=remedy, choices=CHANNELS)
 
 
-def open_receiver(place: Mapping[str, Any], rank: int) -> ReceiveChannel:
+def open_receiver(place: Mapping[str, Any], rank: int, mapped: dict[tuple[int, ...], Segment]) -> ReceiveChannel:
     """The worker's end of what :meth:`SendChannel.describe` described.
 
     Args:
         rank: of this worker among all workers, from 0.
+        mapped: shared memory that this worker keeps mapped between syncs.
 
     Raises:
         ConfigError: a kind of channel that does not exist.
@@ -133,7 +109,9 @@ def open_receiver(place: Mapping[str, Any], rank: int) -> ReceiveChannel:
     """
     kind = place.get("kind")
     if kind == SHARED_MEMORY:
-        return SharedMemoryReceiver(place)
+        from omni_backends.sync.memory import SharedMemoryReceiver
+
+        return SharedMemoryReceiver(place, mapped)
     if kind == "ipc":
         from omni_backends.sync.ipc import IpcReceiver
 

@@ -52,6 +52,9 @@ class IpcSender:
         self.slot_bytes = slot_bytes
         self._memory = torch.empty(self.slots * slot_bytes, dtype=torch.uint8, device=device)
 
+    def prepare(self, whole: int) -> None:
+        """The slots are there."""
+
     def describe(self) -> dict[str, Any]:
         """The memory's handle; each worker takes one reference of its own."""
         try:
@@ -72,12 +75,18 @@ class IpcSender:
     def cancel(self) -> None:
         """Nothing waits."""
 
+    def arrived(self) -> None:
+        """The slots are used again."""
+
     def close(self) -> None:
         del self._memory
 
 
 class IpcReceiver:
     """See :class:`IpcSender`."""
+
+    lasting = False
+    place: tuple[int, ...] = ()
 
     def __init__(self, place: Mapping[str, Any]) -> None:
         values = [_decode(place[name]) for name in _FIELDS]

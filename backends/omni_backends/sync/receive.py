@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from omni_backends.sync.channel import ReceiveChannel, open_receiver
 from omni_backends.sync.processes import ProcessMark, mark_of
+from omni_backends.sync.segment import Segment
 from omni_backends.sync.staging import Staging
-from omni_backends.sync.target import WeightTarget
+from omni_backends.sync.target import FormerWeights, WeightTarget
 from omni_backends.sync.wire import Announcement, decode_announcement, decode_bucket
 from omni_portable.contracts.errors import OmniPortableError, WeightSyncError
+from omni_portable.contracts.weights import WeightManifest
 
 LOG = logging.getLogger(__name__)
 Answer = dict[str, Any]
@@ -33,7 +37,23 @@ class _Session:
     sender: ProcessMark
     channel: ReceiveChannel
     staging: Staging
-    undo: list[Any] = field(default_factory=list)
+    undo: list[_Undo] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Undo:
+    """How to go back: a target's snapshot, or its outline and the tensors of the former update."""
+
+    snapshot: Any
+    former: Mapping[str, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class _Former:
+    """The update that the model holds, where its tensors lie in a channel's memory at `place`."""
+
+    place: tuple[int, ...]
+    tensors: Mapping[str, torch.Tensor]
 
 
 class WeightReceiver:
@@ -52,6 +72,8 @@ class WeightReceiver:
         self._target = target
         self._rank = rank
         self._session: _Session | None = None
+        self._former: _Former | None = None
+        self._mapped: dict[tuple[int, ...], Segment] = {}
         self.version = version
         self.broken = ""
         """Why the model may hold neither the old nor the new weights; empty while it is whole."""
@@ -103,8 +125,12 @@ class WeightReceiver:
         if version < lowest:
             raise WeightSyncError(f"this worker holds version {self.version} and was sent version {version}")
         self._target.check(announced.manifest)
-        staging = Staging(announced.manifest, self._target.slice_of)
-        channel = open_receiver(announced.channel, self._rank)
+        channel = open_receiver(announced.channel, self._rank, self._mapped)
+        # an engine may keep LoRA matrices as they are given: they are copied
+        lasting = channel.lasting and announced.manifest.mode == "full"
+        staging = Staging(announced.manifest, self._target.slice_of, lasting=lasting)
+        if self._former is not None and self._former.place == channel.place:
+            self._former = None  # what it was is overwritten
         self._session = _Session(announced, version, mark_of(announced.sender), channel, staging)
         return {"version": self.version}
 
@@ -132,7 +158,7 @@ class WeightReceiver:
         manifest = session.announced.manifest
         tensors = session.staging.complete()
         started = time.perf_counter()
-        session.undo.append(self._target.snapshot(tuple(tensors), manifest.lora))
+        session.undo.append(self._undo(tuple(tensors), manifest))
         bound = self._target.apply(tensors, manifest.lora)
         expected = 0 if manifest.lora is None else manifest.lora.expected_modules
         if bound != expected:
@@ -144,9 +170,18 @@ class WeightReceiver:
         if not session.undo:
             raise WeightSyncError("the update was to end before it was applied")
         self.version = session.version
+        self._former = None
+        if session.staging.lasting:
+            self._former = _Former(session.channel.place, session.staging.complete())
         session.channel.close()
         self._session = None
         return {"version": self.version}
+
+    def _undo(self, names: tuple[str, ...], manifest: WeightManifest) -> _Undo:
+        held = {} if self._former is None else self._former.tensors
+        if manifest.mode == "full" and held.keys() == set(names) and isinstance(self._target, FormerWeights):
+            return _Undo(self._target.outline(names), held)
+        return _Undo(self._target.snapshot(names, manifest.lora))
 
     def _current(self, sync: str) -> _Session:
         if self._session is None or self._session.announced.sync != sync:
@@ -162,7 +197,10 @@ class WeightReceiver:
         if not session.undo:
             return
         try:
-            self._target.restore(session.undo[0])
+            undo = session.undo[0]
+            self._target.restore(undo.snapshot)
+            if undo.former is not None:
+                self._target.apply(undo.former, None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, its weights are not known any more
             LOG.exception("the weights from before a failed update could not be put back")
             self.broken = f"putting back version {self.version} failed: {error!r}"

@@ -28,7 +28,7 @@ class Segment:
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self.size = size
-        self._map = mmap.mmap(descriptor, size)
+        self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)  # no faults later
         self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def describe(self) -> dict[str, Any]:
@@ -59,6 +59,15 @@ class Segment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def free_bytes(folder: Path = FOLDER) -> int:
+    """Room for new shared memory; 0 where there is no such folder."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize
 
 
 def create_segment(size: int, folder: Path = FOLDER) -> Segment:

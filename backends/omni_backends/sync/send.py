@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from omni_backends.sync.buckets import buckets, slot_size
+from omni_backends.sync.buckets import aligned, buckets, whole_size
 from omni_backends.sync.calls import call_workers, same_answer
 from omni_backends.sync.channel import Filled, SendChannel, open_sender
 from omni_backends.sync.report import Call, SyncReport
-from omni_backends.sync.wire import Announcement, Bucket
+from omni_backends.sync.wire import ALIGNMENT, Announcement, Bucket
 from omni_portable.contracts.errors import ConfigError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.weights import WeightStream
 
-DEFAULT_BUCKET_BYTES = 64 << 20
+DEFAULT_BUCKET_BYTES = 16 << 20
 LEAST_BUCKET_BYTES = 4096
 
 
@@ -34,14 +34,15 @@ def send_weights(
 ) -> SyncReport:
     """Bring a stream into every worker, completely or not at all.
 
-    `call` is used from the calling thread alone, one call at a time; the stream is read in that thread, too. At most
-    `channel.slots` buckets are held beside the stream's own tensors.
+    `call` is used from the calling thread alone, one call at a time; the stream is read in that thread, too. Beside the
+    stream's own tensors the channel holds two buckets, or one copy of the whole update, however many workers read it.
 
     Args:
         call: the engine's call to every worker, which inherit `ReceiverExtension`.
         version: the policy version that the stream brings.
         bucket_bytes: bound of one bucket (at least 4096); larger tensors are cut.
-        channel: 'shared_memory', 'ipc', or an open channel (which stays open).
+        channel: 'shared_memory', 'ipc', or an open channel, which stays open and is used again (new memory is slow).
+            An open one has its own size of buckets.
         repeat: the workers lost their weights and may be sent the version that they held.
         device: where an 'ipc' channel keeps its buckets.
 
@@ -52,9 +53,10 @@ def send_weights(
     """
     if bucket_bytes < LEAST_BUCKET_BYTES:
         raise ConfigError(f"buckets of {bucket_bytes} bytes are too small", remedy=f"use {LEAST_BUCKET_BYTES} or more")
-    slot = slot_size(stream.manifest, bucket_bytes)
-    opened = open_sender(channel, slot, device or torch.device("cpu"))
+    whole = whole_size(stream.manifest)
+    opened = open_sender(channel, max(ALIGNMENT, min(aligned(bucket_bytes), whole)), device or torch.device("cpu"))
     try:
+        opened.prepare(whole)
         return _Sync(stream, call, opened, version, repeat).run()
     finally:
         if opened is not channel:
@@ -83,6 +85,7 @@ class _Sync:
         except BaseException as error:
             self._undo(error)
             raise
+        self._channel.arrived()
         seconds = time.perf_counter() - started
         manifest = self._stream.manifest
         applying = max(float(answer["seconds"]) for answer in committed)

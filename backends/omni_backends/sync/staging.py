@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,14 @@ from omni_backends.sync.target import Slice
 from omni_backends.sync.wire import ALIGNMENT, Bucket, Piece, tensor_bytes
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.weights import TensorInfo, WeightManifest
+from omni_portable.models.weights import Hasher
 
 THREADS = min(4, os.cpu_count() or 1)
 """Tensors of one bucket are verified side by side: hashing and copying leave the interpreter to others."""
 SMALL = 1 << 20
 """Bytes of a bucket for which threads are not worth their start."""
+CHUNK = 1 << 20
+"""Bytes that are copied, hashed and checked one after the other, while they are in the processor's cache."""
 
 SliceOf = Callable[[str, tuple[int, ...]], Slice | None]
 
@@ -32,11 +34,12 @@ class _Hash(Protocol):
 
 @dataclass
 class _Partial:
-    """A tensor that is larger than what is left of a bucket."""
+    """A tensor that has begun to arrive: its memory, and what is known of the bytes so far."""
 
     data: torch.Tensor
     received: int = 0
-    hash: _Hash = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    finite: bool = True
+    hash: _Hash = field(default_factory=Hasher)
 
 
 class Staging:
@@ -45,10 +48,12 @@ class Staging:
     Args:
         manifest: what is announced.
         slice_of: the part of each tensor to keep.
+        lasting: the channel's memory stays as it is until the update ends, so that nothing is copied out of it.
     """
 
-    def __init__(self, manifest: WeightManifest, slice_of: SliceOf) -> None:
+    def __init__(self, manifest: WeightManifest, slice_of: SliceOf, *, lasting: bool = False) -> None:
         self._announced = manifest.tensors
+        self.lasting = lasting
         self._slices = {name: slice_of(name, info.shape) for name, info in manifest.tensors.items()}
         self._partial: dict[str, _Partial] = {}
         self._whole: dict[str, torch.Tensor] = {}
@@ -56,7 +61,8 @@ class Staging:
             _check_slice(name, self._announced[name], cut)
 
     def add(self, bucket: Bucket, memory: torch.Tensor) -> None:
-        """Take a bucket's pieces out of `memory` (uint8); nothing of it is referred to afterwards.
+        """Take a bucket's pieces out of `memory` (uint8); where that does not last, nothing of it is referred to
+        afterwards.
 
         Raises:
             WeightSyncError: a piece that is not announced, does not fit, or whose tensor is not what was announced
@@ -94,14 +100,14 @@ class Staging:
         name = piece.name
         if name not in self._announced:
             raise WeightSyncError(f"the weight update delivered '{name}', which it did not announce")
-        end = piece.offset + piece.length
-        if end > memory.numel() or piece.offset % ALIGNMENT:
+        size = tensor_bytes(name, self._announced[name])
+        end = piece.offset + (size - piece.start if self.lasting else piece.length)
+        if end > memory.numel() or piece.offset < (piece.start if self.lasting else 0) or piece.offset % ALIGNMENT:
             raise WeightSyncError(
                 f"a piece of '{name}' lies at bytes {piece.offset} to {end} of a channel of {memory.numel()} bytes"
             )
         partial = self._partial.get(name)
         expected = partial.received if partial else 0
-        size = tensor_bytes(name, self._announced[name])
         if name in self._whole or piece.start != expected or piece.start + piece.length > size:
             raise WeightSyncError(
                 f"'{name}' was sent bytes {piece.start} to {piece.start + piece.length} of {size}, expected were those "
@@ -112,36 +118,51 @@ class Staging:
         """The verified tensor that this piece completes, or None."""
         name, info = piece.name, self._announced[piece.name]
         size, data = tensor_bytes(name, info), memory[piece.offset : piece.offset + piece.length].cpu()
-        if piece.length == size:
-            tensor = self._verified(name, data, hashlib.blake2b(data.numpy().data, digest_size=16))
-            return tensor.clone() if memory.device.type == "cpu" else tensor
         partial = self._partial.get(name)
         if partial is None:
-            partial = self._partial[name] = _Partial(torch.empty(size, dtype=torch.uint8))
-        partial.data[piece.start : piece.start + piece.length].copy_(data)
-        partial.received += piece.length
-        partial.hash.update(data.numpy().data)
-        return self._verified(name, partial.data, partial.hash) if partial.received == size else None
+            if self.lasting:
+                held = memory[piece.offset : piece.offset + size]
+            elif piece.length == size and memory.device.type != "cpu":
+                held = data
+            else:
+                held = torch.empty(size, dtype=torch.uint8)
+            partial = self._partial[name] = _Partial(held)
+        part = partial.data[piece.start : piece.start + piece.length]
+        if self.lasting and part.data_ptr() != data.data_ptr() and piece.length:
+            raise WeightSyncError(f"the pieces of '{name}' do not lie side by side in the channel")
+        _absorb(partial, data, part, getattr(torch, info.dtype))
+        return self._verified(name, partial) if partial.received == size else None
 
-    def _verified(self, name: str, data: torch.Tensor, digest: _Hash) -> torch.Tensor:
+    def _verified(self, name: str, partial: _Partial) -> torch.Tensor:
         info = self._announced[name]
-        found = digest.hexdigest()
+        found = partial.hash.hexdigest()
         if found != info.checksum:
             raise WeightSyncError(f"the tensor '{name}' arrived with checksum {found}, announced was {info.checksum}")
-        tensor = data.view(getattr(torch, info.dtype)).reshape(info.shape)
-        if not _finite(tensor):
+        if not partial.finite:
             raise WeightSyncError(f"the tensor '{name}' holds values that are not finite")
+        tensor = partial.data.view(getattr(torch, info.dtype)).reshape(info.shape)
         cut = self._slices[name]
         return tensor if cut is None else tensor.narrow(cut.dim, cut.start, cut.length).clone()
 
 
-def _finite(tensor: torch.Tensor) -> bool:
+def _absorb(partial: _Partial, data: torch.Tensor, part: torch.Tensor, dtype: torch.dtype) -> None:
+    """Bring `data` into `part`, where it does not lie there already, and look at what is there."""
+    here = part.data_ptr() == data.data_ptr()
+    for start in range(0, data.numel(), CHUNK):
+        chunk = part[start : start + CHUNK]
+        if not here:
+            chunk.copy_(data[start : start + CHUNK])
+        partial.hash.update(chunk.numpy().data)
+        if partial.finite and dtype.is_floating_point:
+            partial.finite = _finite(chunk.view(dtype))
+    partial.received += data.numel()
+
+
+def _finite(values: torch.Tensor) -> bool:
     """A sum is finite only if all terms are; where it is not (it may have overflowed), every value is looked at."""
-    if not tensor.dtype.is_floating_point:
-        return True
-    if tensor.dtype.itemsize == 1:
-        tensor = tensor.float()
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
+    if values.dtype.itemsize == 1:
+        values = values.float()
+    return bool(torch.isfinite(values.sum(dtype=torch.float32))) or bool(torch.isfinite(values).all())
 
 
 def _check_slice(name: str, info: TensorInfo, cut: Slice | None) -> None:

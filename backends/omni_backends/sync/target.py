@@ -40,6 +40,9 @@ class WeightTarget(Protocol):
     def apply(self, tensors: Mapping[str, torch.Tensor], lora: LoraInfo | None) -> int:
         """Make the engine hold these complete, verified tensors (canonical names, on the host, cut by `slice_of`).
 
+        Tensors of mode 'full' may lie in memory that is shared with the sender: they have to be copied, and not to be
+        referred to afterwards. LoRA matrices may be kept.
+
         Returns:
             Number of LoRA modules that the engine applies now, counted in its layers; 0 without `lora`.
         """
@@ -52,4 +55,21 @@ class WeightTarget(Protocol):
     def checksums(self, names: Iterable[str] | None) -> Mapping[str, str]:
         """Checksum (`models.weights.tensor_checksum`) of what the engine really holds, in canonical layout; None asks
         for everything that updates replace."""
+        ...
+
+
+@runtime_checkable
+class FormerWeights(Protocol):
+    """What a `WeightTarget` offers besides, to be spared a copy of its weights at every update.
+
+    Where the tensors of the former update are still in memory that workers share, they are what the model goes back to:
+    :meth:`restore` with what :meth:`outline` gave, then `apply` of these tensors.
+    """
+
+    def outline(self, names: Iterable[str]) -> Any:
+        """As `WeightTarget.snapshot` in mode 'full', without the values of what an update of `names` replaces."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """As `WeightTarget.restore`; takes an outline, too."""
         ...

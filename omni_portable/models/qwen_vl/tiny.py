@@ -50,10 +50,15 @@ def _build_trained(path: Path, *, right: bool) -> Path:
     return path
 
 
-def build_tiny_qwen2_5_vl(path: Path, *, seed: int = 0, layers: int = 2) -> Path:
-    """Write a Qwen2.5-VL folder and return its path; equal arguments give equal bytes of weights."""
+def build_tiny_qwen2_5_vl(path: Path, *, seed: int = 0, layers: int = 2, heads: int = HEADS) -> Path:
+    """Write a Qwen2.5-VL folder and return its path; equal arguments give equal bytes of weights.
+
+    Args:
+        heads: of the language model, whose size is 32 divided by their number.
+    """
     vision = {**_vision(), "window_size": 32, "fullatt_block_indexes": [1]}
-    text = {**_text(layers), "rope_parameters": rope(HIDDEN // HEADS)}
+    shape = {"num_attention_heads": heads, "num_key_value_heads": min(heads, KEY_VALUE_HEADS)}
+    text = {**_text(layers), **shape, "rope_parameters": rope(HIDDEN // heads)}
     return _write(path, seed, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, text, vision, video=False)
 
 

@@ -29,10 +29,11 @@ class VllmOptions:
     folder, 'refuse' raises."""
     merge_lora: bool = False
     """Multiply a LoRA into the base weights and update these, where vLLM cannot apply one (beside experts on a CPU)."""
-    bucket_mib: int = 64
-    """Size of the pieces in which weights travel."""
+    bucket_mib: int = 16
+    """Size of the pieces in which weights travel, through shared memory: with room for two whole updates it holds the
+    last one, too; otherwise two pieces, and every worker puts them together in memory of its own."""
     keep_weights: bool = True
-    """Keep a copy of the last weights on the host, to restart an engine whose process ended; without it such an end
+    """Keep the last weights on the host, to restart an engine whose process ended; without it such an end
     stops the run."""
     start_timeout_s: float = 600.0
     """Seconds the engine may take to start."""

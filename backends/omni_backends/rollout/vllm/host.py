@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import torch
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm.draw import Job
-from omni_backends.rollout.vllm.naming import CHANNEL
 from omni_backends.rollout.vllm.process import EngineEndedError, VllmProcess
 from omni_backends.rollout.vllm.serving import Policy, ServingFolder, export_folder, read_policy
 from omni_backends.rollout.vllm.weights import KeptStream, received_whole, repeated
-from omni_backends.sync import collect_checksums, send_weights
+from omni_backends.sync import SharedMemorySender, collect_checksums, send_weights
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.setup import EngineSetup
@@ -54,6 +53,7 @@ class VllmHost:
         self._exported: Path | None = None
         self._folder = ServingFolder(setup.load.path)
         self._version = 0
+        self._channel = SharedMemorySender(options.bucket_mib * MIB)
         try:
             self._process = self._start(self._folder.path)
         except BaseException:
@@ -160,15 +160,16 @@ class VllmHost:
     def _update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
         if self._options.moe_update == "rebuild" and self._policy.lora is None:
             return self._rebuild(stream, version)
-        kept = KeptStream(stream, keep=self._options.keep_weights)
+        keep = self._options.keep_weights
+        kept = KeptStream(stream, keep=lambda: keep and not self._channel.lasting)
         try:
             detail = self._send(self._process, kept, version, repeat=repeat)
         except WeightSyncError:
             if not self._process.alive:
                 self.restart()
             raise
-        if self._options.keep_weights:
-            self._held = Held(version, stream.manifest, kept.kept)
+        if keep:
+            self._held = Held(version, stream.manifest, self._channel.held(stream.manifest) or kept.kept)
         self._version = version
         return detail
 
@@ -202,6 +203,7 @@ class VllmHost:
     def close(self) -> None:
         """End the processes and remove what was written."""
         self._process.close()
+        self._channel.close()
         self._folder.close()
         if self._exported is not None:
             shutil.rmtree(self._exported, ignore_errors=True)
@@ -243,8 +245,7 @@ class VllmHost:
             stream,
             process.rpc,
             version=version,
-            bucket_bytes=self._options.bucket_mib * MIB,
-            channel=CHANNEL,
+            channel=self._channel,
             repeat=repeat,
         )
         front = process.front()
@@ -255,7 +256,9 @@ class VllmHost:
 
     def _send_held(self, process: VllmProcess) -> None:
         assert self._held is not None
-        self._send(process, repeated(self._held.manifest, self._held.tensors), self._held.version, repeat=True)
+        held = self._held
+        self._send(process, repeated(held.manifest, held.tensors), held.version, repeat=True)
+        self._held = replace(held, tensors=self._channel.held(held.manifest) or held.tensors)
 
     def _rebuild(self, stream: WeightStream, version: int) -> str:
         """A new engine around an exported folder; the old one is ended when the new one runs."""

@@ -5,4 +5,3 @@ from __future__ import annotations
 ADAPTER_ID = 1
 """vLLM's number of the one adapter."""
 ADAPTER_NAME = "policy"
-CHANNEL = "shared_memory"

@@ -18,6 +18,9 @@ from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.weights import LoraInfo, WeightManifest
 from omni_portable.models.weights import tensor_checksum
 
+_SAME_SIZE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""Integers to look at a dtype's bits with."""
+
 
 @dataclass
 class VllmTarget:
@@ -72,6 +75,10 @@ class VllmTarget:
         if lora is not None:
             return self.slot.held
         return (remember(self.model, self.inventory, names), dict(self._negative_zeros))
+
+    def outline(self, names: Iterable[str]) -> Any:
+        """See `sync.target.FormerWeights`: layers and their parameters, without what these hold."""
+        return (remember(self.model, self.inventory, ()), dict(self._negative_zeros))
 
     def apply(self, tensors: Mapping[str, torch.Tensor], lora: LoraInfo | None) -> int:
         if lora is not None:
@@ -143,6 +150,9 @@ class VllmTarget:
 
 
 def _negative_zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Places (in the flat tensor) of zeros with a sign: usually none."""
+    """Places (in the flat tensor) of zeros with a sign, whose bits are the least integer of that size: usually none."""
     flat = tensor.flatten()
-    return ((flat == 0) & torch.signbit(flat)).nonzero().flatten()
+    if flat.dtype not in _SAME_SIZE:
+        return torch.empty(0, dtype=torch.int64)
+    whole = _SAME_SIZE[flat.dtype]
+    return (flat.view(whole) == torch.iinfo(whole).min).nonzero().flatten()

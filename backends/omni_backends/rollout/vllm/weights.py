@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -17,17 +17,18 @@ class KeptStream:
 
     Args:
         stream: read once.
-        keep: False delivers only.
+        keep: asked when the stream is read; False delivers only.
     """
 
-    def __init__(self, stream: WeightStream, *, keep: bool) -> None:
+    def __init__(self, stream: WeightStream, *, keep: Callable[[], bool]) -> None:
         self.manifest: WeightManifest = stream.manifest
         self._stream, self._keep = stream, keep
         self.kept: dict[str, torch.Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        keep = self._keep()
         for name, tensor in self._stream:
-            if self._keep:
+            if keep:
                 self.kept[name] = tensor.detach().to("cpu", copy=True)
             yield name, tensor
 

@@ -1,14 +1,17 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.vllm_pair import Pair
 
 
-def _pair(*arguments, **options) -> Iterator[Pair]:
+def _pair(*arguments: Any, **options: Any) -> Iterator[Pair]:
     pair = Pair(*arguments, **options)
     yield pair
+    exported = pair.engine._host._exported
     pair.close()
+    assert exported is None or not exported.exists()
 
 
 @pytest.fixture(scope="session")

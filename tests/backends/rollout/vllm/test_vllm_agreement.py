@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.support.engines import require_installed
 from tests.support.token_models import token_request
-from tests.support.vllm_pair import GAP, Pair, assert_equal, draw
+from tests.support.vllm_pair import Pair, assert_equal, draw
 
 require_installed("vllm")
 
@@ -32,12 +31,7 @@ def test_lora_and_experts_with_pictures_and_sounds_agree(lora_pair: Pair, omni_p
 @pytest.mark.parametrize("which", ["text_pair", "omni_pair"])
 def test_an_actor_replays_the_same_log_probs(which: str, request: pytest.FixtureRequest) -> None:
     pair: Pair = request.getfixturevalue(which)
-    found = draw(pair.engine, pair.requests(temperature=0.7, max_new_tokens=12))
-    replayed = torch.cat(pair.actor_log_probs(found))
-    drawn = torch.cat([t.log_probs for t in found])
-    assert (replayed - drawn).abs().max() <= GAP
-    probabilities = torch.stack([replayed.exp().double(), drawn.exp().double()])
-    assert torch.corrcoef(probabilities)[0, 1] >= 0.9999
+    pair.assert_replayed(pair.requests(temperature=0.7, max_new_tokens=12))
 
 
 def test_a_request_draws_the_same_alone_with_others_and_in_another_order(text_pair: Pair, omni_pair: Pair) -> None:

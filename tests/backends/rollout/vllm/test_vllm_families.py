@@ -12,8 +12,9 @@ import torch
 
 from omni_portable.contracts.errors import CapabilityError, WeightSyncError
 from omni_portable.models.qwen3.tiny import build_tiny_qwen3
+from omni_portable.models.qwen_vl.tiny import build_tiny_qwen2_5_vl
 from tests.support.engines import require_installed
-from tests.support.vllm_pair import Pair, draw, vllm_setup
+from tests.support.vllm_pair import Pair, assert_equal, draw, vllm_setup
 
 require_installed("vllm")
 
@@ -40,6 +41,19 @@ def test_a_lora_of_a_model_with_a_tower() -> None:
         pair.assert_same(pair.requests(6))
         pair.update(pair.changed(1))
         pair.assert_same(pair.requests(6))
+        pair.assert_replayed(pair.requests(8))
+
+
+def test_qwen2_5_vl_with_heads_that_vllm_has_a_kernel_for(tmp_path: Path) -> None:
+    with running("qwen_vl/qwen2_5", path=build_tiny_qwen2_5_vl(tmp_path / "wide", heads=1)) as pair:
+        pair.update(pair.changed(1))
+        requests = pair.requests(8)
+        assert any(request.media for request in requests)
+        pair.assert_same(requests)
+        pair.assert_replayed(requests)
+        together = draw(pair.engine, requests)
+        assert_equal([together[3]], draw(pair.engine, [requests[3]]))
+        assert_equal(together[::-1], draw(pair.engine, requests[::-1]))
 
 
 def test_a_lora_beside_experts_is_merged_where_that_was_asked_for() -> None:

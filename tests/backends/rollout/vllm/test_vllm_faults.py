@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from omni_backends.rollout.external import versions
 from omni_backends.rollout.vllm.process import EngineEndedError
 from omni_portable.contracts.errors import CapabilityError, ConfigError, PluginError, WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
+from omni_portable.trainer.consistency import PROBE_GAP, compare_checksums, largest_gap
 from tests.support.engines import require_installed
 from tests.support.token_models import folder, token_request
 from tests.support.vllm_pair import Pair, draw, vllm_setup
@@ -53,23 +56,17 @@ def test_a_killed_engine_is_restarted_once_with_its_weights(text_pair: Pair) -> 
     text_pair.assert_same(text_pair.requests())
 
 
-def test_a_killed_engine_that_may_not_restart_says_which_process_ended(
+def test_a_killed_engine_that_may_not_restart_says_which_process_ended_and_fails_an_update(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = type(text_pair.engine._options)(**{**text_pair.engine._options.__dict__, "keep_weights": False})
+    """The update then finds no process, and leaves a new one with the old weights."""
+    options = replace(text_pair.engine._options, keep_weights=False)
     with monkeypatch.context() as patch:
         patch.setattr(text_pair.engine, "_options", options)
         with pytest.raises(EngineEndedError, match=r"ended during generate: process \d+ \(killed by SIGKILL\)"):
             asyncio.run(_killed(text_pair, 1))
-    text_pair.engine.pause()  # the call finds a dead process; a later one starts it again
-    text_pair.engine._host.restart()
-    text_pair.engine.resume()
-
-
-def test_an_engine_killed_before_an_update_fails_it_and_is_there_again(text_pair: Pair) -> None:
     text_pair.engine.pause()
     version = text_pair.version
-    _kill(text_pair)
     with pytest.raises(WeightSyncError, match="ended"):
         text_pair.engine.update_weights(text_pair.stream(text_pair.changed(3)), version + 1)
     assert text_pair.engine.health().state is EngineState.PAUSED
@@ -87,31 +84,36 @@ def test_vllms_own_reload_mixes_experts_up_and_the_read_back_shows_it(omni_pair:
     different = {name for name in before if before[name] != after[name]}
     assert different
     assert all(".experts." in name for name in different)
+    with pytest.raises(WeightSyncError, match=r"'.*\.experts\..*' differs"):
+        compare_checksums(omni_pair.native.weights_checksum(), after)
+    found = draw(engine, omni_pair.requests(4))
+    gap = largest_gap(torch.cat(omni_pair.actor_log_probs(found)), torch.cat([t.log_probs for t in found]))
+    assert gap > PROBE_GAP  # what the probe of a run would show, too
 
 
-@pytest.mark.parametrize("moe_update", ["refuse", "rebuild"])
-def test_experts_may_be_refused_or_brought_by_a_new_engine(moe_update: str) -> None:
-    pair = Pair("qwen3_omni", moe_update=moe_update)
-    try:
-        if moe_update == "refuse":
-            pair.engine.pause()
-            with pytest.raises(WeightSyncError, match="moe_update=refuse"):
-                pair.engine.update_weights(pair.stream(pair.changed(1)), 1)
-            assert pair.version == 0
-            pair.engine.resume()
-            pair.assert_same(pair.requests(4))
-            return
-        (before,) = pair.engine.health().detail["processes"]
-        pair.update(pair.changed(1))
-        assert pair.engine.health().detail["processes"] != (before,)
-        pair.assert_same(pair.requests(4))
-        exported = pair.engine._host._exported
-        assert exported is not None
-        assert exported.is_dir()
-    finally:
-        pair.close()
-    if moe_update == "rebuild":
-        assert not exported.exists()
+def test_experts_may_be_refused(omni_pair: Pair) -> None:
+    rpc, version = omni_pair.engine._host._process.rpc, omni_pair.version
+    rpc("omni_set_moe_update", {"value": "refuse"})
+    omni_pair.engine.pause()
+    with pytest.raises(WeightSyncError, match="moe_update=refuse"):
+        omni_pair.engine.update_weights(omni_pair.stream(omni_pair.changed(1)), version + 1)
+    assert omni_pair.version == version
+    rpc("omni_set_moe_update", {"value": "in_place"})
+    omni_pair.engine.resume()
+    omni_pair.assert_same(omni_pair.requests(4))
+
+
+def test_experts_may_be_brought_by_a_new_engine(omni_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exported folder goes with the engine (see the fixture)."""
+    host = omni_pair.engine._host
+    (before,) = omni_pair.engine.health().detail["processes"]
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "_options", replace(host._options, moe_update="rebuild"))
+        omni_pair.update(omni_pair.changed(1))
+    assert omni_pair.engine.health().detail["processes"] != (before,)
+    omni_pair.assert_same(omni_pair.requests(4))
+    assert host._exported is not None
+    assert host._exported.is_dir()
 
 
 def test_another_version_or_none_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,10 @@ def test_sleep_is_refused_where_nothing_would_be_released(text_pair: Pair) -> No
         text_pair.engine.sleep(1)
     with pytest.raises(LifecycleError, match="level 3"):
         text_pair.engine.sleep(3)
+    with pytest.raises(LifecycleError, match="releases nothing"):
+        text_pair.engine.sleep(2)
+    with pytest.raises(LifecycleError, match="wake"):
+        text_pair.engine.wake(("weights", "kv_cache"))
     assert text_pair.engine.health().state is EngineState.PAUSED
 
 

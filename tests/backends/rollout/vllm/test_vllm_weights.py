@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from omni_backends.sync import SharedMemorySender, memory
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
-from omni_portable.models.weights import make_stream
+from omni_portable.models.weights import checksums, make_stream
 from tests.support.engines import require_installed
 from tests.support.vllm_pair import Pair, assert_equal, draw
 
@@ -99,6 +101,46 @@ def test_updates_need_a_paused_engine_a_newer_version_and_no_other_update(text_p
         engine.update_weights(text_pair.stream(text_pair.first), text_pair.version)
     with engine._syncing, pytest.raises(WeightSyncError, match="another weight update"):
         engine.update_weights(text_pair.stream(text_pair.first), 99)
+
+
+def test_too_little_shared_memory_fails_the_update_and_nothing_else(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = text_pair.requests(4)
+    before, version = draw(text_pair.engine, requests), text_pair.version
+    text_pair.engine._host._channel.close()  # so that it needs new memory
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    text_pair.engine.pause()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(WeightSyncError, match=r"needs .* MiB in /dev/shm") as caught:
+            text_pair.engine.update_weights(text_pair.stream(text_pair.changed(4)), version + 1)
+    assert "--shm-size" in caught.value.remedy
+    assert text_pair.engine.health().state is EngineState.PAUSED
+    assert text_pair.version == version
+    text_pair.engine.resume()
+    assert_equal(draw(text_pair.engine, requests), before)
+    text_pair.update(text_pair.changed(4))
+    text_pair.assert_same(requests)
+
+
+def test_updates_that_fit_shared_memory_only_in_pieces_arrive_and_are_kept_for_a_restart(
+    text_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = SharedMemorySender(4096)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(text_pair.engine._host, "_channel", channel)
+        text_pair.update(text_pair.changed(6))
+        assert not channel.lasting
+        held = text_pair.engine._host._held
+        assert held is not None
+        assert checksums(held.tensors.items()) == text_pair.engine.weights_checksum()
+        text_pair.assert_same(text_pair.requests(4))
+    channel.close()
 
 
 def test_a_reload_that_breaks_off_is_undone(pair: Pair, tmp_path: Any) -> None:
