@@ -73,5 +73,9 @@ SPEC = PluginSpec(
         "sleep_levels": (1,),
         "multi_process": True,
         "families": ("sd3", "qwen_image", "qwen_image_edit", "flux", "wan22", "ltx2"),
+        "refused_families": {
+            "minimax_h3": "vLLM-Omni 0.30 computes most of its layers in bfloat16 whatever the run's dtype, the actor "
+            "does not",
+        },
     },
 )
