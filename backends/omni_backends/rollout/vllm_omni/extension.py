@@ -58,7 +58,9 @@ class PolicyWorkerExtension(ReceiverExtension):
         from omni_backends.rollout.vllm_omni.lora_layers import AdapterBinding
 
         adapter = AdapterBinding(self.lora_manager, pipeline, layout, Path(settings["load"]["path"]))
-        self._lora = LoraTarget(adapter, MergedBinding(weights), Expected(**settings["lora"]))
+        self._lora = LoraTarget(
+            adapter, MergedBinding(weights), Expected(**settings["lora"], dtype=settings["load"]["dtype"])
+        )
         return self._lora
 
 

@@ -57,6 +57,8 @@ class Expected:
     alpha: float
     mode: str
     """'adapter', 'merged' or 'auto' (the former where every module can be bound)."""
+    dtype: str = "float32"
+    """Of the engine; a LoRA comes in it or, as actors keep it, in float32."""
 
 
 class LoraTarget:
@@ -91,6 +93,12 @@ class LoraTarget:
             )
         if downs.keys() != ups.keys() or len(downs) + len(ups) != len(manifest.tensors):
             raise WeightSyncError("the weight update holds tensors that are no pairs of LoRA matrices")
+        strange = [name for name, tensor in manifest.tensors.items() if tensor.dtype not in (expected.dtype, "float32")]
+        if strange:
+            raise WeightSyncError(
+                f"the tensor '{strange[0]}' is {manifest.tensors[strange[0]].dtype}, a LoRA for the rollout engine "
+                f"'vllm_omni' is {' or '.join(dict.fromkeys((expected.dtype, 'float32')))} ({len(strange)} in all)"
+            )
         for path, down in downs.items():
             if down.shape[0] != info.rank or ups[path].shape[1] != info.rank:
                 raise WeightSyncError(f"the LoRA at '{path}' has another rank than {info.rank}")
