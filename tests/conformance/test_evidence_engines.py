@@ -46,6 +46,17 @@ class CrowdedEngine(OtherEngine):
         return replace(found, trajectories=[replace(t, log_probs=t.log_probs + shift) for t in found.trajectories])
 
 
+class DependentEngine(OtherEngine):
+    """Latents depend on what a sample is batched with."""
+
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        found = await super().generate(requests)
+        shift = 2e-4 if len(requests) == 1 else 0.0
+        return replace(
+            found, trajectories=[replace(t, final_latents=t.final_latents + shift) for t in found.trajectories]
+        )
+
+
 class PaleEngine(OtherEngine):
     """Media that are off by two of 255 steps in one pixel."""
 
@@ -101,6 +112,7 @@ def test_an_engine_that_agrees_passes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     [
         (ShiftedEngine, {"other/log_prob_gap_to_actor", "other/log_prob_gap_to_native"}),
         (CrowdedEngine, {"other/log_prob_gap_alone"}),
+        (DependentEngine, {"other/latent_gap_alone"}),
         (PaleEngine, {"other/media_gap_to_native", "other/largest_gap_of_rounded_media"}),
         (MuteEngine, {"other/media_gap_to_native", "other/largest_gap_of_float_media"}),
     ],

@@ -17,10 +17,14 @@ from omni_portable.trainer.consistency import logprob_metrics, stack_log_probs
 
 LOG_PROB_GAP = 1e-5
 PEARSON = 0.9999
+LATENT_GAP = 1e-4
 MEDIA_GAP = 1e-4
 EIGHT_BIT_STEP = 1.0 / 255.0
 """Bounds in fp32: two implementations of one model differ by the order of their sums. In other dtypes the figures are
 recorded and not judged: there the order decides the last of eight or eleven bits of every layer.
+
+The log-prob of a step that was just drawn is a function of its noise: it shows that two engines drew the same noise,
+and the latents show that their transformers agree. The actor's log-probs depend on both.
 
 Media leave an engine rounded to 8 bits, where the smallest difference before can decide a whole step after: their mean
 gap is held to the bound itself, their largest one to one step more. Media that stay floats are held to the bound."""
@@ -73,7 +77,7 @@ async def _compared(sides: Sides, name: str, *, judged: bool) -> list[Measuremen
     figures.append(_bounded(f"{name}/pearson_correlation", pearson, "", ">=", PEARSON, judged))
     pairs = {"alone": (ours[:1], alone), "in_another_order": ([ours[row] for row in order], shuffled)}
     figures += [
-        Measurement(f"{name}/latent_gap_{what}", latent_gap(*map(diffusion_samples, pair)))
+        _bounded(f"{name}/latent_gap_{what}", latent_gap(*map(diffusion_samples, pair)), "", "<=", LATENT_GAP, judged)
         for what, pair in pairs.items()
         if isinstance(ours[0], Trajectory)
     ]
@@ -89,7 +93,7 @@ def _samples(
         return [Measurement(f"{name}/share_of_equal_responses", same)]
     mine, other = diffusion_samples(ours), diffusion_samples(theirs)
     rounded, exact = media_gaps(mine, other)
-    figures = [Measurement(f"{name}/largest_latent_gap_to_native", latent_gap(mine, other))]
+    figures = [_bounded(f"{name}/latent_gap_to_native", latent_gap(mine, other), "", "<=", LATENT_GAP, judged)]
     if gaps := rounded + exact:
         mean = max(gap.mean().item() for gap in gaps)
         figures.append(_bounded(f"{name}/media_gap_to_native", mean, "", "<=", MEDIA_GAP, judged))

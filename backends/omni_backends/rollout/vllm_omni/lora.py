@@ -67,9 +67,11 @@ class LoraTarget:
     Args:
         adapter / merged: the two ways to apply them; which one is decided by the first update.
         expected: what the recipe configures.
+        weights: of the transformer, whose layers say which sizes fit.
     """
 
-    def __init__(self, adapter: Binding, merged: Binding, expected: Expected) -> None:
+    def __init__(self, adapter: Binding, merged: Binding, expected: Expected, weights: TransformerWeights) -> None:
+        self._weights = weights
         self._ways = {"adapter": adapter, "merged": merged}
         self._expected = expected
         self._binding: Binding | None = None
@@ -104,6 +106,10 @@ class LoraTarget:
                 raise WeightSyncError(f"the LoRA at '{path}' has another rank than {info.rank}")
         if self._binding is None:
             self._choose(list(downs))
+        for path, down in downs.items():
+            own, sent = self._weights.shape(f"{path}.weight"), (ups[path].shape[0], down.shape[1])
+            if sent != own:
+                raise WeightSyncError(f"the LoRA at '{path}' is for a weight of {sent}, the rollout engine's is {own}")
 
     def slice_of(self, name: str, shape: tuple[int, ...]) -> None:
         """Every worker holds whole tensors."""

@@ -118,7 +118,8 @@ def broken_streams(pair):
     renamed = {("gone" + name if name == first else name): tensor for name, tensor in tensors.items()}
     wider = tensors | {first: torch.zeros(tensors[first].shape[0] + 1, *tensors[first].shape[1:])}
     info = stream.manifest.lora
-    made = {"nan": nan, "name": renamed, "shape": wider, "nothing": other}
+    broader = tensors | {first: torch.zeros(*tensors[first].shape[:-1], tensors[first].shape[-1] + 1)}
+    made = {"nan": nan, "name": renamed, "shape": wider, "width": broader, "nothing": other}
     streams = {what: make_stream(stream.manifest.mode, found.items(), info) for what, found in made.items()}
     if info is not None:
         scaled = replace(info, alpha=info.alpha * 2)
@@ -129,10 +130,11 @@ def broken_streams(pair):
 
 
 SAID = {
-    "nan": "not finite|NaN|non-finite",
-    "name": "gone|no pairs of LoRA matrices",
-    "shape": "is \\(|another rank|shape",
-    "nothing": "other\\.|has no layer",
+    "nan": "not finite",
+    "name": "lacks tensor|no pairs of LoRA matrices",
+    "shape": r"the rollout engine's is|another rank",
+    "width": r"the rollout engine's is",
+    "nothing": "lacks tensor|has no layer",
     "scale": "was configured with",
     "dtype": "bfloat16",
 }
