@@ -134,7 +134,7 @@ SAID = {
     "name": "lacks tensor|no pairs of LoRA matrices",
     "shape": r"the rollout engine's is|another rank",
     "width": r"the rollout engine's is",
-    "nothing": "lacks tensor|has no layer",
+    "nothing": "lacks tensor|has no layer|holds no tensor",
     "scale": "was configured with",
     "dtype": "bfloat16",
 }
