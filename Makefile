@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := $(VENV)/.engines
 # Each file of these starts engines in processes of their own, which its tests share: they run one after another.
-ENGINE_TESTS := tests/backends/rollout/vllm tests/backends/rollout/vllm_omni tests/models/test_engine_layouts.py
+ENGINE_TESTS := tests/backends/rollout/vllm tests/backends/rollout/vllm_omni tests/models/test_engine_layouts.py \
+	$(wildcard tests/e2e/test_e2e_engines*.py)
 PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 .PHONY: quickstart test check setup-engines test-engines bench resolve contracts format clean

@@ -4,7 +4,8 @@ Capabilities that are read here, all optional (a part that does not declare one 
 
 * model: 'kinds', 'artifacts'
 * algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher', 'needs_rollout'
-* train and rollout engine: 'kinds' (of models they run), 'lora' (False: full weights only), 'step_kinds';
+* train and rollout engine: 'kinds' (of models they run), 'families' (the only ones they run) and 'refused_families'
+  (others, and why), 'lora' (False: full weights only), 'step_kinds';
   'given_samples' (a rollout engine that draws none); 'fake_score' (a train engine that can train one)
 * scorer: 'artifacts'
 """
@@ -34,6 +35,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     """
     model = plugin_spec("model", config.model.family, "model.family")
     _check_kinds(config, algorithm, model)
+    _check_families(config)
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm)
     _check_teachers(config, algorithm, options)
@@ -58,6 +60,20 @@ def _check_kinds(config: RunConfig, algorithm: PluginSpec, model: PluginSpec) ->
         kinds = plugin_spec(role, name, key).capabilities.get("kinds")
         if kinds is not None and wanted not in kinds:
             raise CapabilityError(f"{key}={name} runs {_listed(kinds)} models, but the recipe trains a {wanted} model")
+
+
+def _check_families(config: RunConfig) -> None:
+    family = config.model.family
+    for key, role, name in _engines(config):
+        capabilities = plugin_spec(role, name, key).capabilities
+        families = capabilities.get("families")
+        if families is not None and family not in families:
+            reason = capabilities.get("refused_families", {}).get(family, "")
+            raise CapabilityError(
+                f"{key}={name} does not run model.family={family}" + (f": {reason}" if reason else ""),
+                remedy=f"set another {key}, or one of these model.family",
+                choices=sorted(families),
+            )
 
 
 def _engines(config: RunConfig) -> Iterable[tuple[str, str, str]]:

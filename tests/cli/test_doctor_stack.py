@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -201,8 +201,31 @@ def distribution(tmp_path, monkeypatch):
 def test_companions_of_torch(monkeypatch, torch, vision, machine, differ):
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
     monkeypatch.setattr(packages.platform, "machine", lambda: machine)
-    with installed({"torch": torch, "torchvision": vision, "torchaudio": None, "torchcodec": None}):
+    others = {"torchaudio": None, "torchcodec": None, "omni-portable-cpu-companions": None}
+    monkeypatch.setattr(packages, "files", lambda name: [PurePosixPath(f"{name}/_C.so")])
+    with installed({"torch": torch, "torchvision": vision, **others}):
         assert bool(list(packages.companion_problems())) == differ
+
+
+@pytest.mark.parametrize(
+    ("torch", "stand_in", "parts", "warned"),
+    [
+        ("2.13.0+cpu", None, ["/_C.so"], {"torchvision", "torchaudio"}),
+        ("2.13.0+cpu", "0.1.0", ["/_C.so"], {"torchaudio"}),
+        ("2.13.0+cpu", "0.1.0", ["/__init__.py"], set()),
+        ("2.13.0+cpu", "0.1.0", None, {"torchaudio"}),
+        ("2.13.0+abc", "0.1.0", ["/_C.so"], {"torchvision", "torchaudio"}),
+    ],
+)
+def test_companions_that_were_mended(monkeypatch, torch, stand_in, parts, warned):
+    """As `make setup-engines` leaves them: a stand-in for one library, the other package without its own."""
+    monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(packages.platform, "machine", lambda: "x86_64")
+    held = None if parts is None else [PurePosixPath(part) for part in parts]
+    monkeypatch.setattr(packages, "files", lambda name: held)
+    found = {"torchvision": "0.28.0", "torchaudio": "2.11.1", "torchcodec": None}
+    with installed({"torch": torch, **found, "omni-portable-cpu-companions": stand_in}):
+        assert {check.name for check in packages.companion_problems()} == warned
 
 
 def test_packages_that_ask_for_other_versions(distribution):

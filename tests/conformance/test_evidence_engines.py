@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from omni_backends.rollout.native import SPEC
 from omni_backends.rollout.native.engine import NativeRolloutEngine
@@ -15,6 +16,7 @@ from omni_portable.conformance.check import NotRun
 from omni_portable.conformance.checks.consistency_engines import ENGINE_CHECKS
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import PluginError
+from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import RolloutResult
 from tests.conformance.evidence_doubles import broken, by_name, toy_context
 
@@ -42,6 +44,44 @@ class CrowdedEngine(OtherEngine):
         found = await super().generate(requests)
         shift = 1e-4 if len(requests) == 1 else 0.0
         return replace(found, trajectories=[replace(t, log_probs=t.log_probs + shift) for t in found.trajectories])
+
+
+class DependentEngine(OtherEngine):
+    """Latents depend on what a sample is batched with."""
+
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        found = await super().generate(requests)
+        shift = 2e-4 if len(requests) == 1 else 0.0
+        return replace(
+            found, trajectories=[replace(t, final_latents=t.final_latents + shift) for t in found.trajectories]
+        )
+
+
+class PaleEngine(OtherEngine):
+    """Media that are off by two of 255 steps in one pixel."""
+
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        found = await super().generate(requests)
+        return replace(found, trajectories=[replace(t, artifacts=_pale(t.artifacts)) for t in found.trajectories])
+
+
+class MuteEngine(OtherEngine):
+    """Media are lost."""
+
+    async def generate(self, requests: Sequence[Any]) -> RolloutResult:
+        found = await super().generate(requests)
+        return replace(found, trajectories=[replace(t, artifacts={}) for t in found.trajectories])
+
+
+def _pale(artifacts: Mapping[str, MediaArtifact]) -> dict[str, MediaArtifact]:
+    pale = {}
+    for name, artifact in artifacts.items():
+        assert isinstance(artifact.data, torch.Tensor)
+        data = artifact.data.clone()
+        pixel = data.view(-1)[:1]
+        pixel += torch.where(pixel < 128, 2, -2).to(torch.uint8)
+        pale[name] = replace(artifact, data=data)
+    return pale
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, engine: Any, **capabilities: Any) -> None:
@@ -72,6 +112,9 @@ def test_an_engine_that_agrees_passes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     [
         (ShiftedEngine, {"other/log_prob_gap_to_actor", "other/log_prob_gap_to_native"}),
         (CrowdedEngine, {"other/log_prob_gap_alone"}),
+        (DependentEngine, {"other/latent_gap_alone"}),
+        (PaleEngine, {"other/media_gap_to_native", "other/largest_gap_of_rounded_media"}),
+        (MuteEngine, {"other/media_gap_to_native", "other/largest_gap_of_float_media"}),
     ],
 )
 def test_an_engine_that_differs_is_caught(
@@ -97,6 +140,15 @@ def test_an_engine_that_is_not_installed_is_not_run(monkeypatch: pytest.MonkeyPa
     context = toy_context(monkeypatch, tmp_path)
     offer(monkeypatch, absent)
     with pytest.raises(NotRun, match="other: rollout.engine=other needs the package 'other'"):
+        CHECK.run(context)
+
+
+def test_a_family_that_an_engine_refuses_is_not_run_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = toy_context(monkeypatch, tmp_path)
+    offer(monkeypatch, OtherEngine, families=("sd3",), refused_families={"toy": "it rounds"})
+    with pytest.raises(NotRun, match=r"serves model.family=toy; other: it rounds"):
         CHECK.run(context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, files, metadata, requires, version
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -17,6 +17,9 @@ UNREADABLE = "of unreadable metadata"
 """Stands for the version of a distribution whose metadata is damaged; it satisfies no specifier."""
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Packages with compiled parts that only load beside the torch they were built for."""
+STAND_INS = {"torchvision": ("omni-portable-cpu-companions", "cpu")}
+"""Companion -> what lets its Python part be imported beside a torch of that build (tools/cpu_torch_companions)."""
+LIBRARIES = (".so", ".pyd", ".dylib")
 
 
 def package_checks() -> Iterator[Check]:
@@ -82,10 +85,9 @@ def companion_problems() -> Iterator[Check]:
         return
     for name in COMPANIONS:
         found = installed(name)
-        if found is not None and _differ(_build(found), _build(torch)):
-            yield Check(
-                name, "warn", f"version {found} was built for another torch than {torch}", f"pip uninstall {name}"
-            )
+        if found is not None and _differ(_build(found), _build(torch)) and not _mended(name, _build(torch)):
+            remedy = f"pip uninstall {name}, or in the source tree: make setup-engines"
+            yield Check(name, "warn", f"version {found} was built for another torch than {torch}", remedy)
 
 
 def installed(name: str) -> str | None:
@@ -102,6 +104,18 @@ def _differ(one: str, other: str) -> bool:
     """Two builds that do not fit. One without a label is the package index's, which on x86-64 Linux is no CPU build."""
     indexed = platform.system() == "Linux" and platform.machine() == "x86_64"
     return one != other and (bool(one and other) or indexed)
+
+
+def _mended(name: str, torch_build: str) -> bool:
+    """Whether a companion of another build can be imported all the same, as `make setup-engines` leaves it."""
+    stand_in, build = STAND_INS.get(name, ("", ""))
+    if stand_in and build == torch_build and installed(stand_in) is not None:
+        return True
+    try:
+        held = files(name)
+    except (PackageNotFoundError, UnicodeDecodeError):
+        return False
+    return held is not None and not any(file.suffix in LIBRARIES for file in held)
 
 
 def _build(text: str) -> str:

@@ -12,14 +12,13 @@ import torch
 from omni_portable.config.schema import RunConfig
 from omni_portable.conformance.check import NotRun
 from omni_portable.conformance.context import Context
-from omni_portable.conformance.evidence.pair import checked_config, fixed_requests
+from omni_portable.conformance.evidence.pair import checked_config, fixed_requests, training_rows
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import TrainBatch
 from omni_portable.contracts.errors import PluginError
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.data.prompts import load_prompts
 from omni_portable.models.extents import extent_of
 from omni_portable.trainer.consistency import SyncProof
 from omni_portable.trainer.modes.base import push_weights
@@ -81,16 +80,20 @@ def engines_for(context: Context) -> tuple[str, ...]:
     algorithm = registry.spec("algorithm", str(config.algorithm["name"]))
     if not algorithm.capabilities.get("needs_log_probs", False):
         raise NotRun(f"algorithm '{algorithm.name}' compares no log-probs of actor and rollout")
-    kinds = set(registry.spec("model", config.model.family).capabilities.get("kinds", ()))
+    family = config.model.family
+    kinds = set(registry.spec("model", family).capabilities.get("kinds", ()))
     kinds &= set(algorithm.capabilities.get("kinds", kinds))
-    found = []
+    found, refused = [], []
     for name in registry.names("rollout_engine"):
         offered = registry.spec("rollout_engine", name).capabilities
-        families = offered.get("families", (config.model.family,))
-        if offered.get("multi_process") and kinds & set(offered["kinds"]) and config.model.family in families:
+        if not offered.get("multi_process") or not kinds & set(offered["kinds"]):
+            continue
+        if family in offered.get("families", (family,)):
             found.append(name)
+        elif family in (reasons := offered.get("refused_families", {})):
+            refused.append(f"; {name}: {reasons[family]}")
     if not found:
-        raise NotRun(f"no rollout engine with processes of its own serves model.family={config.model.family}")
+        raise NotRun(f"no rollout engine with processes of its own serves model.family={family}" + "".join(refused))
     return tuple(found)
 
 
@@ -137,7 +140,7 @@ def _requests(context: Context, config: RunConfig) -> tuple[Any, ...]:
     if "diffusion" in kinds:
         schedule = context.bare_adapter.schedule(config.rollout.num_steps, extent_of(config.rollout))
         return fixed_requests(context, schedule, SAMPLES, "conformance")
-    rows = load_prompts(config.data.train, split="train", prompt_key=config.data.prompt_key)
+    rows = training_rows(config)
     made = make_token_requests(
         rows[: SAMPLES // 2],
         config.rollout,

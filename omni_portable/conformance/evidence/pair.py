@@ -15,7 +15,8 @@ from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.rollout import RolloutEngine, RolloutRequest, Schedule, Trajectory
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.data.prompts import load_prompts
+from omni_portable.data.fields import input_media
+from omni_portable.data.prompts import PromptRow, load_prompts
 from omni_portable.models.extents import extent_of
 from omni_portable.trainer.placing import make_launcher, run_roles
 from omni_portable.trainer.preflight import prepare_algorithm
@@ -109,13 +110,19 @@ def opened_pair(context: Context, config: RunConfig, samples: int = LARGEST_BATC
         launcher.shutdown()
 
 
+def training_rows(config: RunConfig) -> list[PromptRow]:
+    """The recipe's training prompts, with their input media."""
+    data = config.data
+    return load_prompts(data.train, split="train", prompt_key=data.prompt_key, media=input_media(data))
+
+
 def fixed_requests(context: Context, schedule: Schedule, count: int, round_name: str) -> tuple[RolloutRequest, ...]:
     """`count` samples of the first training prompts under the algorithm's plan (fewer where prompts are short).
 
     At least two prompts share them, where the recipe has two: rows of one batch should not be alike.
     """
     config, rollout = context.config, context.config.rollout
-    rows = load_prompts(config.data.train, split="train", prompt_key=config.data.prompt_key)
+    rows = training_rows(config)
     samples = max(1, min(rollout.n, count // 2))
     seed = round_seed(context.seed, round_name)
     requests = make_requests(

@@ -31,6 +31,9 @@ class VllmOmniOptions:
     """Devices that share the decoding of a sample; only 1, as the adapter's autoencoder decodes."""
     vae_tiling: bool = False
     """Decode in tiles, which bounds the memory of the VAE; overlapping tiles are blended, so pixels differ a little."""
+    keep_weights: bool = True
+    """Keep a copy of the last weights on the host, to restart an engine whose process ended; a LoRA is always kept, and
+    without a copy of full weights such an end stops the run."""
     sync_bucket_mb: int = 64
     """Weights travel in pieces of at most this size."""
     start_timeout_s: float = 900.0
@@ -73,5 +76,9 @@ SPEC = PluginSpec(
         "sleep_levels": (1,),
         "multi_process": True,
         "families": ("sd3", "qwen_image", "qwen_image_edit", "flux", "wan22", "ltx2"),
+        "refused_families": {
+            "minimax_h3": "vLLM-Omni 0.30 computes most of its layers in bfloat16 whatever the run's dtype, the actor "
+            "does not",
+        },
     },
 )

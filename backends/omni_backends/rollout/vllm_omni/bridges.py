@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from omni_backends.rollout.vllm_omni import SPEC
 from omni_portable.contracts.errors import CapabilityError
 
 Build = Callable[[type, Any, Mapping[str, Any]], torch.nn.Module]
@@ -66,7 +67,7 @@ def family_bridge(family: str) -> Bridge:
         CapabilityError: there is none.
     """
     if family not in BRIDGES:
-        reason = UNBRIDGED.get(family, "none was written")
+        reason = SPEC.capabilities["refused_families"].get(family, "none was written")
         raise CapabilityError(
             f"rollout.engine=vllm_omni has no bridge to vLLM-Omni's transformer of model.family={family}: {reason}",
             remedy="set rollout.engine=native",
@@ -123,7 +124,3 @@ BRIDGES: Mapping[str, Bridge] = {
     "wan22": Bridge(f"{_MODELS}.wan2_2.wan2_2_transformer", "WanTransformer3DModel", _by_arguments, _tuple),
     "ltx2": Bridge(f"{_MODELS}.ltx2.ltx2_transformer", "LTX2VideoTransformer3DModel", _by_arguments, _tuple),
 }
-UNBRIDGED: Mapping[str, str] = {
-    "minimax_h3": "vLLM-Omni computes most of its layers in bfloat16 whatever the run's dtype, the actor does not",
-}
-"""Family -> why its numbers cannot equal the actor's."""

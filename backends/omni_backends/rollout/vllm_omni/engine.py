@@ -54,7 +54,7 @@ class VllmOmniEngine:
     With request-level batching the packs are those of the native engine and run one after another; with
     `rollout.options.step_execution` all requests of a call go to the engine at once, which forms batches of up to
     rollout.max_num_seqs at every step. An engine whose worker ends is started again once in a call, with the last
-    LoRA, and the requests that had not finished are drawn again from their start.
+    weights (`rollout.options.keep_weights`), and the requests that had not finished are drawn again from their start.
 
     Args:
         setup: configuration, device and how to load the model.

@@ -58,7 +58,8 @@ class PolicyWorkerExtension(ReceiverExtension):
         from omni_backends.rollout.vllm_omni.lora_layers import AdapterBinding
 
         adapter = AdapterBinding(self.lora_manager, pipeline, layout, Path(settings["load"]["path"]))
-        self._lora = LoraTarget(adapter, MergedBinding(weights), Expected(**settings["lora"]))
+        expected = Expected(**settings["lora"], dtype=settings["load"]["dtype"])
+        self._lora = LoraTarget(adapter, MergedBinding(weights), expected, weights)
         return self._lora
 
 

@@ -26,7 +26,7 @@ CALLS = "policy_call"
 
 @dataclass(frozen=True)
 class Held:
-    """The last LoRA, on the host: what new processes are brought to."""
+    """The last weights, on the host: what new processes are brought to."""
 
     version: int
     manifest: WeightManifest
@@ -99,9 +99,10 @@ class OmniHost:
         Raises:
             WeightSyncError: it failed; the engine holds what it held.
         """
-        kept = _Kept(stream, keep=stream.manifest.mode == "adapter")
+        keep = self._options.keep_weights or stream.manifest.mode == "adapter"
+        kept = _Kept(stream, keep=keep)
         detail = self._send(kept, version, repeat=False)
-        if stream.manifest.mode == "adapter":
+        if keep:
             self._held = Held(version, stream.manifest, kept.tensors)
         self._version = version
         return detail
@@ -118,13 +119,13 @@ class OmniHost:
         return found
 
     def restart(self) -> None:
-        """New processes in place of ended ones, with the last LoRA.
+        """New processes in place of ended ones, with the last weights.
 
         Raises:
             EngineEndedError: the weights that the engine held are not here to be sent again.
         """
         if self._version and self._held is None:
-            raise self._process.ended("a restart, for which full weights would have to be sent again")
+            raise self._process.ended("its work; its weights were not kept (rollout.options.keep_weights is off)")
         self._process.close()
         self._process = self._start()
         if self._held is not None:

@@ -57,6 +57,8 @@ class Expected:
     alpha: float
     mode: str
     """'adapter', 'merged' or 'auto' (the former where every module can be bound)."""
+    dtype: str = "float32"
+    """Of the engine; a LoRA comes in it or, as actors keep it, in float32."""
 
 
 class LoraTarget:
@@ -65,9 +67,11 @@ class LoraTarget:
     Args:
         adapter / merged: the two ways to apply them; which one is decided by the first update.
         expected: what the recipe configures.
+        weights: of the transformer, whose layers say which sizes fit.
     """
 
-    def __init__(self, adapter: Binding, merged: Binding, expected: Expected) -> None:
+    def __init__(self, adapter: Binding, merged: Binding, expected: Expected, weights: TransformerWeights) -> None:
+        self._weights = weights
         self._ways = {"adapter": adapter, "merged": merged}
         self._expected = expected
         self._binding: Binding | None = None
@@ -91,11 +95,21 @@ class LoraTarget:
             )
         if downs.keys() != ups.keys() or len(downs) + len(ups) != len(manifest.tensors):
             raise WeightSyncError("the weight update holds tensors that are no pairs of LoRA matrices")
+        strange = [name for name, tensor in manifest.tensors.items() if tensor.dtype not in (expected.dtype, "float32")]
+        if strange:
+            raise WeightSyncError(
+                f"the tensor '{strange[0]}' is {manifest.tensors[strange[0]].dtype}, a LoRA for the rollout engine "
+                f"'vllm_omni' is {' or '.join(dict.fromkeys((expected.dtype, 'float32')))} ({len(strange)} in all)"
+            )
         for path, down in downs.items():
             if down.shape[0] != info.rank or ups[path].shape[1] != info.rank:
                 raise WeightSyncError(f"the LoRA at '{path}' has another rank than {info.rank}")
         if self._binding is None:
             self._choose(list(downs))
+        for path, down in downs.items():
+            own, sent = self._weights.shape(f"{path}.weight"), (ups[path].shape[0], down.shape[1])
+            if sent != own:
+                raise WeightSyncError(f"the LoRA at '{path}' is for a weight of {sent}, the rollout engine's is {own}")
 
     def slice_of(self, name: str, shape: tuple[int, ...]) -> None:
         """Every worker holds whole tensors."""

@@ -57,6 +57,10 @@ class TransformerWeights:
         rows = place.rows().to("cpu", copy=True)
         return self._to_engine(name, rows)  # a swap of halves is its own inverse
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the tensor in canonical layout; `WeightSyncError` where the engine has none."""
+        return tuple(self.place(name).rows().shape)
+
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Copy a canonical tensor into its place; shape and dtype must be what is held."""
         place = self.place(name)

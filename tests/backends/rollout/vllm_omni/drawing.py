@@ -21,13 +21,7 @@ from omni_portable.models.setup import EngineSetup
 from omni_portable.models.weights import make_stream
 from tests.support.engines import make_setup
 
-EXTENTS = {
-    "sd3": Extent(64, 64),
-    "qwen_image": Extent(64, 64),
-    "flux": Extent(64, 64),
-    "wan22": Extent(32, 32, 5, 8.0),
-    "ltx2": Extent(64, 64, 9, 8.0),
-}
+EXTENTS = {"sd3": Extent(64, 64), "wan22": Extent(32, 32, 5, 8.0)}
 PROMPTS = ("a cat", "a much longer prompt")
 STEPS, STOCHASTIC = 4, (0, 1, 2)
 
@@ -49,12 +43,11 @@ class Pair:
         family: str,
         *,
         lora: int = 4,
-        pack: int = 4,
+        pack: int = 8,
         guidance: float = 3.0,
-        variant: str = "",
         options: Sequence[tuple[str, Any]] = (),
     ) -> Pair:
-        folder = tiny_folder(f"{family}/{variant}" if variant else family)
+        folder = tiny_folder(family)
         made = registry.spec("model", family).options()
         setup = make_setup(family, folder, lora_rank=lora, options=made, max_num_seqs=pack)
         setup.config.rollout.guidance_scale = guidance

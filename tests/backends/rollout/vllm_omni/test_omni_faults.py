@@ -118,15 +118,27 @@ def broken_streams(pair):
     renamed = {("gone" + name if name == first else name): tensor for name, tensor in tensors.items()}
     wider = tensors | {first: torch.zeros(tensors[first].shape[0] + 1, *tensors[first].shape[1:])}
     info = stream.manifest.lora
-    made = {"nan": nan, "name": renamed, "shape": wider, "nothing": other}
+    broader = tensors | {first: torch.zeros(*tensors[first].shape[:-1], tensors[first].shape[-1] + 1)}
+    made = {"nan": nan, "name": renamed, "shape": wider, "width": broader, "nothing": other}
     streams = {what: make_stream(stream.manifest.mode, found.items(), info) for what, found in made.items()}
     if info is not None:
         scaled = replace(info, alpha=info.alpha * 2)
         streams["scale"] = make_stream("adapter", tensors.items(), scaled)
-    else:
-        half = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
-        streams["dtype"] = make_stream("full", half.items(), None)
+    half = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    streams["dtype"] = make_stream(stream.manifest.mode, half.items(), info)
     return streams
+
+
+SAID = {
+    "nan": "not finite",
+    "name": "lacks tensor|no pairs of LoRA matrices",
+    "shape": r"the rollout engine's is|another rank",
+    "width": r"the rollout engine's is",
+    "nothing": "lacks tensor|has no layer|holds no tensor",
+    "scale": "was configured with",
+    "dtype": "bfloat16",
+}
+"""Fault -> what its error says, among other things."""
 
 
 @pytest.mark.parametrize("stepwise", [False, True], ids=["lora", "full"])
@@ -139,7 +151,7 @@ def test_an_update_that_does_not_fit_leaves_the_old_policy_and_the_engine_paused
         pair.engine.update_weights(pair.stream(), version + 1)
     pair.engine.pause()
     for what, stream in broken_streams(pair).items():
-        with pytest.raises(WeightSyncError):
+        with pytest.raises(WeightSyncError, match=SAID[what]):
             pair.engine.update_weights(stream, version + 1)
         assert pair.engine.health().state is EngineState.PAUSED, what
         assert pair.engine.health().policy_version == version, what
@@ -188,8 +200,9 @@ def test_requests_that_cannot_be_carried_out_are_refused_before_the_engine_sees_
     assert pair.engine.health().in_flight == 0
 
 
-def test_a_worker_that_dies_is_started_again_once_with_the_last_lora(engine_pair):
-    pair = engine_pair("sd3")
+@pytest.mark.parametrize("stepwise", [False, True], ids=["lora", "full"])
+def test_a_process_that_dies_is_started_again_once_with_the_last_weights(engine_pair, stepwise):
+    pair = pair_of(engine_pair, stepwise)
     pair.move()
     pair.sync()
     requests = pair.requests(4, steps=300, plan=SamplingPlan())
@@ -201,23 +214,23 @@ def test_a_worker_that_dies_is_started_again_once_with_the_last_lora(engine_pair
         return await task
 
     result = asyncio.run(scenario())
-    assert bit_equal(before, result.trajectories)
+    assert largest_gap(result.trajectories, before) <= (1e-5 if stepwise else 0.0)
     assert pair.engine.weights_checksum() == held
     assert pair.engine.statistics()["perf/rollout/restarts"] == 1
 
 
-def test_a_dead_engine_with_full_weights_is_named_and_nothing_hangs(engine_pair):
-    pair = engine_pair("sd3", lora=0, options=(("decode_batch_size", 1),))
-    pair.sync()
+def test_a_process_that_died_between_calls_is_named_and_nothing_hangs(engine_pair):
+    pair = engine_pair("sd3")
     process = pair.engine.health().detail["process"]
     os.kill(process, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(LifecycleError, match=rf"process {process} .*killed by SIGKILL"):
-        pair.draw(pair.requests(2))
-    with pytest.raises(LifecycleError, match="killed by SIGKILL"):
         pair.engine.pause()
     assert time.monotonic() - started < 30
     assert not pair.engine.health().detail["alive"]
+    assert pair.engine.health().state is EngineState.RUNNING
+    assert len(pair.draw(pair.requests(2))) == 2
+    assert pair.engine.health().detail["process"] != process
 
 
 def test_samples_that_are_not_finite_name_their_request(engine_pair):

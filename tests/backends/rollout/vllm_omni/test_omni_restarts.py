@@ -1,0 +1,98 @@
+"""Restarts of an engine whose process ends, told with processes that do nothing but end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from omni_backends.rollout.vllm_omni import engine, host
+from omni_backends.rollout.vllm_omni.engine import VllmOmniEngine
+from omni_backends.rollout.vllm_omni.process import EngineEndedError
+from omni_portable.config.tiny import tiny_folder
+from omni_portable.contracts import registry
+from omni_portable.contracts.rollout import Extent
+from omni_portable.models.weights import make_stream
+from tests.support.engines import make_setup
+from tests.support.requests import make_request
+
+
+class MortalProcess:
+    """Ends at its first request."""
+
+    start_seconds, alive = 0.0, True
+
+    def __init__(self, started: list[MortalProcess]) -> None:
+        started.append(self)
+        self.process_id = len(started)
+
+    def ended(self, during: str) -> EngineEndedError:
+        return EngineEndedError(f"process {self.process_id} ended during {during}")
+
+    async def draw(self, *_: Any) -> Any:
+        raise self.ended("generate")
+
+    def rpc(self, method: str, _: Any) -> list[dict[str, Any]]:
+        return [{"ok": True, "error": "", "way": "", "figures": {}}]
+
+    def close(self) -> None:
+        self.alive = False
+
+
+class Story:
+    """An engine, the processes that it started, and the weights that it sent: (tensors, version)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.started: list[MortalProcess] = []
+        self.sent: list[tuple[dict[str, torch.Tensor], int]] = []
+        monkeypatch.setattr(engine, "require_version", lambda *_: "0.30.0")
+        monkeypatch.setattr(host, "OmniProcess", lambda *_: MortalProcess(self.started))
+        monkeypatch.setattr(host, "send_weights", self._send)
+        made = registry.spec("model", "sd3").options()
+        setup = make_setup("sd3", tiny_folder("sd3"), lora_rank=0, options=made, engine="vllm_omni")
+        setup.config.rollout.options = options
+        self.engine = VllmOmniEngine(setup)
+        self.schedule = self.engine._adapter.schedule(4, Extent(32, 32))
+
+    def _send(self, stream: Any, call: Any, *, version: int, **_: Any) -> Any:
+        self.sent.append((dict(stream), version))
+        return SimpleNamespace(describe=lambda: "sent")
+
+    def update(self, version: int, value: float) -> None:
+        self.engine.pause()
+        self.engine.update_weights(make_stream("full", [("w", torch.full((2,), value))], None), version)
+        self.engine.resume()
+
+    def draw(self) -> Any:
+        return asyncio.run(self.engine.generate([make_request(0, height=32, width=32, schedule=self.schedule)]))
+
+
+def test_a_process_that_ends_twice_in_one_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch)
+    with pytest.raises(EngineEndedError, match="process 2 ended during generate"):
+        story.draw()
+    assert [process.alive for process in story.started] == [False, True]
+    assert story.sent == []
+    assert story.engine.statistics()["perf/rollout/restarts"] == 1
+    assert story.engine.health().in_flight == 0
+
+
+def test_new_processes_get_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch)
+    story.update(1, 0.5)
+    story.update(3, 0.25)
+    with pytest.raises(EngineEndedError):
+        story.draw()
+    assert [version for _, version in story.sent] == [1, 3, 3]
+    assert torch.equal(story.sent[-1][0]["w"], torch.full((2,), 0.25))
+
+
+def test_without_a_copy_of_the_weights_the_end_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, keep_weights=False)
+    story.update(1, 0.5)
+    with pytest.raises(EngineEndedError, match=r"process 1 ended .*rollout.options.keep_weights is off"):
+        story.draw()
+    assert len(story.started) == 1
