@@ -8,8 +8,9 @@ LONGEST = 100
 
 def shown(value: object) -> str:
     """`repr(value)`; of a long one the beginning, and how long it is."""
-    if isinstance(value, str | bytes | bytearray) and len(value) > LONGEST:
-        unit = "characters" if isinstance(value, str) else "bytes"
-        return f"{shown(bytes(value[:30]) if unit == 'bytes' else value[: LONGEST // 2])}... ({len(value)} {unit})"
+    if isinstance(value, str) and len(value) > LONGEST:
+        return f"{value[: LONGEST // 2]!r}... ({len(value)} characters)"
+    if isinstance(value, bytes | bytearray) and len(value) > LONGEST // 4:
+        return f"{bytes(value[: LONGEST // 4])!r}... ({len(value)} bytes)"
     text = repr(value)
     return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"

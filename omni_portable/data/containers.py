@@ -15,7 +15,22 @@ if TYPE_CHECKING:
     import av
 
 DEMUXERS = (
-    *("mov", "mp4", "matroska", "webm", "avi", "mpegts", "mpeg", "mpegvideo", "m4v", "flv", "asf", "ivf", "gif", "apng"),
+    *(
+        "mov",
+        "mp4",
+        "matroska",
+        "webm",
+        "avi",
+        "mpegts",
+        "mpeg",
+        "mpegvideo",
+        "m4v",
+        "flv",
+        "asf",
+        "ivf",
+        "gif",
+        "apng",
+    ),
     *("wav", "w64", "aiff", "au", "caf", "flac", "ogg", "mp3", "aac", "ac3", "eac3", "amr", "ape", "tta", "wv", "voc"),
     *("h264", "hevc", "obu", "mjpeg", "yuv4mpegpipe"),
 )

@@ -11,8 +11,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from omni_portable.contracts.errors import DataError
 from omni_portable.data.limits import REPLACE
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""As Pillow calls them. Its other readers are for formats nobody trains on, and one of them starts a program (EPS)."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""As Pillow calls them (MPO comes with JPEG). Its other readers are for formats nobody trains on, and one of them
+starts a program (EPS)."""
 _OPTIONAL = {"WEBP": "webp", "JPEG2000": "jpg_2000", "AVIF": "avif"}
 """Formats that Pillow may have been built without -> the feature that they need."""
 _DEEP = 65535

@@ -119,9 +119,7 @@ def audio_artifact(samples: Numbers | torch.Tensor, rate: int, name: str, what: 
     return MediaArtifact(name, "audio", data.contiguous(), "CT", sample_rate=check_rate(rate, what))
 
 
-def _pieces(
-    container: av.container.InputContainer, stream: av.AudioStream, what: str
-) -> Iterator[tuple[Numbers, int]]:
+def _pieces(container: av.container.InputContainer, stream: av.AudioStream, what: str) -> Iterator[tuple[Numbers, int]]:
     """float32 (channels, samples) and rate of every frame."""
     import av
 
