@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     columns = (*find_kind("preference-images").columns, *COLUMNS)
-    write_rows(arguments.out / "train.parquet", rows(arguments.seed), columns)
+    write_rows(arguments.out / "train.parquet", rows(arguments.seed), columns, overwrite=True)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,13 @@ def add_parser(subparsers: Any) -> None:
     )
     convert.add_argument("kind", metavar="KIND")
     convert.add_argument("sources", metavar="IN", nargs="+", help=".txt, .jsonl, .json or .parquet files")
-    convert.add_argument("out", metavar="OUT", help="a .parquet file (media inside) or a .jsonl file (paths of media)")
+    convert.add_argument(
+        "out", metavar="OUT", help="a new .parquet file (media inside) or .jsonl file (paths of media)"
+    )
     convert.add_argument("--skip-bad", action="store_true", help="leave out rows that break the schema, and count them")
     convert.add_argument("--keep-paths", action="store_true", help="write paths of media, not their bytes")
     convert.add_argument("--media-root", metavar="DIR", help="a further folder where paths of media may begin")
+    convert.add_argument("--overwrite", action="store_true", help="replace OUT where it exists (never an IN)")
     convert.set_defaults(handler=handle_convert)
     check = actions.add_parser("check", help="check every row of a prompt file, media included")
     check.add_argument("file", metavar="FILE")
@@ -44,6 +47,7 @@ def handle_convert(arguments: argparse.Namespace) -> int:
         skip_bad=arguments.skip_bad,
         keep_paths=arguments.keep_paths,
         media_root=user_path(arguments.media_root, "--media-root") if arguments.media_root else None,
+        overwrite=arguments.overwrite,
     )
     print(f"wrote {out}: {_rows(result.written)}")
     if result.left_out:

@@ -23,6 +23,17 @@ from omni_portable.contracts.registry import PluginSpec
 
 MODALITIES = ("image", "video", "audio")
 RESIZE = ("pad", "crop", "stretch")
+MAX_SAMPLE_RATE = 1_000_000
+"""Highest sample rate of sound, in Hz; nothing records faster, and what is beyond is a slip."""
+_MOST: Mapping[str, float] = {
+    "height": 16384,
+    "width": 16384,
+    "fps": 1000,
+    "max_frames": 1_000_000,
+    "sample_rate": MAX_SAMPLE_RATE,
+    "max_seconds": 86400,
+}
+"""Number -> highest value, beyond every medium that fits into memory."""
 _ONLY: Mapping[str, tuple[str, ...]] = {
     "height": ("image", "video"),
     "width": ("image", "video"),
@@ -56,6 +67,8 @@ def _check_input(key: str, media: MediaConfig, source: Source) -> None:
         value = getattr(media, name)
         if not (0 <= value < math.inf):
             raise ConfigError(f"{source.describe(f'{key}.{name}', value)}: it must be at least 0 and finite")
+        if value > _MOST[name]:
+            raise ConfigError(f"{source.describe(f'{key}.{name}', value)}: it must be at most {_MOST[name]}")
         if value and media.modality not in modalities:
             raise ConfigError(
                 f"{source.describe(f'{key}.{name}', value)}: {name} means nothing for {media.modality}",

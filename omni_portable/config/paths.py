@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import ConfigError
 
 
@@ -21,5 +22,5 @@ def user_path(text: str, key: str) -> Path:
         pass  # whether something must be there is the caller's to say
     except (OSError, RuntimeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).rstrip(".")
-        raise ConfigError(f"{key}: the path {text!r} cannot be used: {why}") from error
+        raise ConfigError(f"{key}: the path {shown(text)} cannot be used: {why}") from error
     return path

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.data.decode import Content, decode
@@ -71,9 +72,14 @@ def _decoded(column: Column, value: Content, named: str) -> MediaArtifact:
 
 def _check_plain(column: Column, value: Any, named: str) -> None:
     fits = {
-        "text": isinstance(value, str),
-        "texts": isinstance(value, list) and all(isinstance(one, str) for one in value),
+        "text": _is_text(value),
+        "texts": isinstance(value, list) and all(map(_is_text, value)),
         "number": isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
     }
     if not fits[column.kind]:
-        raise DataError(f"{named} holds {value!r}, which is no {column.kind.replace('texts', 'list of texts')}")
+        raise DataError(f"{named} holds {shown(value)}, which is no {column.kind.replace('texts', 'list of texts')}")
+
+
+def _is_text(value: object) -> bool:
+    """A text that can be written down: JSON can spell half of a character."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value

@@ -11,7 +11,7 @@ from omni_portable.contracts.errors import DataError
 from omni_portable.data.checking import check_values
 from omni_portable.data.kinds.base import Kind, LeftOut, SourceRow, Values
 from omni_portable.data.raw import read_raw
-from omni_portable.data.writers import write_rows
+from omni_portable.data.writers import check_out, write_rows
 
 
 @dataclass
@@ -37,6 +37,7 @@ def convert_files(
     skip_bad: bool = False,
     keep_paths: bool = False,
     media_root: Path | None = None,
+    overwrite: bool = False,
 ) -> Conversion:
     """Convert the rows of all sources, in order, into one file; every row is checked and its media are decoded.
 
@@ -44,10 +45,13 @@ def convert_files(
         skip_bad: leave rows that break the schema out and count them, instead of stopping at the first.
         keep_paths: write paths of media instead of their bytes.
         media_root: a further folder where paths of media may begin.
+        overwrite: replace `out` where it exists. A source is never replaced.
 
     Raises:
-        DataError: a row that breaks the schema (file, row and field are named), or no row is left.
+        DataError: `out` cannot or may not be written (nothing has been read then), a row that breaks the schema (file,
+            row and field are named), or no row is left.
     """
+    check_out(out, sources, overwrite)
     result = Conversion()
     rows = _rows(kind, sources, media_root, skip_bad, result)
     first = next(rows, None)
@@ -56,7 +60,7 @@ def convert_files(
             f"none of the rows of {', '.join(map(str, sources))} can be used as '{kind.name}'",
             remedy=result.first_problem or f"this kind takes {kind.takes}",
         )
-    write_rows(out, _counted(first, rows, result), kind.columns, keep_paths)
+    write_rows(out, _counted(first, rows, result), kind.columns, keep_paths, overwrite)
     return result
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from omni_portable.contracts.errors import DataError
+from omni_portable.data.limits import MAX_FRAMES
 from omni_portable.data.wanted import Wanted
 
 
@@ -19,11 +20,11 @@ def choose_frames(times: Sequence[float], rate: float, wanted: Wanted, what: str
             exactly so many from the beginning, `max_frames` spreads so many over what is left.
 
     Raises:
-        DataError: fewer than `frames`.
+        DataError: fewer than `frames`, or more than :data:`MAX_FRAMES`.
     """
     positions, fps = list(range(len(times))), rate
     if wanted.fps:
-        positions, fps = _at_rate(times, rate, wanted.fps), wanted.fps
+        positions, fps = _at_rate(times, rate, wanted.fps, what), wanted.fps
     if wanted.frames:
         if len(positions) < wanted.frames:
             raise DataError(
@@ -38,10 +39,15 @@ def choose_frames(times: Sequence[float], rate: float, wanted: Wanted, what: str
     return positions, fps
 
 
-def _at_rate(times: Sequence[float], rate: float, fps: float) -> list[int]:
+def _at_rate(times: Sequence[float], rate: float, fps: float, what: str) -> list[int]:
     """The frame nearest to each tick of `fps` over the length of the video."""
     first = times[0]
     length = times[-1] - first + 1 / rate
+    if length * fps > MAX_FRAMES:
+        raise DataError(
+            f"{what}: {length:g} seconds of video at {fps:g} frames per second are more than {MAX_FRAMES} frames",
+            remedy="lower fps in data.media, or cut the video",
+        )
     ticks = [first + index / fps for index in range(max(1, round(length * fps)))]
     return [_nearest(times, tick) for tick in ticks]
 

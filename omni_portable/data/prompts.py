@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from omni_portable.config.assets import BUILTIN, packaged
 from omni_portable.config.paths import user_path
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.data.fields import NO_MEDIA, RowMedia
@@ -107,7 +108,7 @@ def refuse_overlap(train: Sequence[PromptRow], validation: Sequence[PromptRow]) 
     both = [row.prompt for row in validation if _asked(row) in trained]
     if both:
         raise DataError(
-            f"{len(both)} validation prompts are also training prompts, for example {both[:3]}",
+            f"{len(both)} validation prompts are also training prompts, for example {', '.join(map(shown, both[:3]))}",
             remedy="remove them from one of data.train and data.validation",
         )
 
@@ -141,7 +142,7 @@ def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None)
         raise DataError(f"{where}: field '{name}' is empty", remedy="fill it, or remove the row")
     if expected is not None and not isinstance(value, expected):
         raise DataError(
-            f"{where}: field '{name}' holds {value!r}, which is {type(value).__name__}, not {expected.__name__}",
+            f"{where}: field '{name}' holds {shown(value)}, which is {type(value).__name__}, not {expected.__name__}",
             remedy="write it as a string" if expected is str else "",
         )
     return value
@@ -161,7 +162,7 @@ def _check_text(value: Any, where: str, field: str = "") -> None:
             value.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"{where}: field {field!r} holds half of a character ({value[error.start : error.end]!a})",
+                f"{where}: field {shown(field)} holds half of a character ({value[error.start : error.end]!a})",
                 remedy="write the file again as UTF-8",
             ) from error
 
@@ -170,7 +171,7 @@ def _quoted_text(prompt: str, where: str) -> str:
     found = QUOTED.findall(prompt)
     if prompt.strip() and not found:
         raise DataError(
-            f"{where}: field '{TEXT_FIELD}' is missing: the prompt {prompt!r} has no text between double quotes",
+            f"{where}: field '{TEXT_FIELD}' is missing: the prompt {shown(prompt)} has no text between double quotes",
             remedy='quote the text to be shown, as in: a sign "OPEN"',
         )
     return " ".join(found)
@@ -186,9 +187,9 @@ def _prompt_id(given: object, prompt: str, seen: dict[str, int], where: str) -> 
         seen[name] = count
         return unique
     if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
-        raise DataError(f"{where}: field '{ID_KEY}' holds {given!r}, which is no string or whole number")
+        raise DataError(f"{where}: field '{ID_KEY}' holds {shown(given)}, which is no string or whole number")
     if str(given) in seen:
-        raise DataError(f"{where}: field '{ID_KEY}' is {given!r}, as in an earlier row", remedy="make ids unique")
+        raise DataError(f"{where}: field '{ID_KEY}' is {shown(given)}, as in an earlier row", remedy="make ids unique")
     seen[str(given)] = 1
     return str(given)
 

@@ -49,6 +49,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON: {error}") from error
     if not isinstance(rows, list):

@@ -40,6 +40,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error}", remedy="convert it to UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if lines == [""]:
         return iter(())
     return enumerate((line.rstrip("\r") for line in lines), 1)

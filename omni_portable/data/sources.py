@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,18 @@ from typing import Any
 import numpy as np
 
 from omni_portable.config.paths import user_path
-from omni_portable.contracts.errors import DataError
+from omni_portable.config.shown import shown
+from omni_portable.contracts.errors import ConfigError, DataError
 from omni_portable.contracts.media import MediaArtifact, Modality
 from omni_portable.data.cells import read_cell
-from omni_portable.data.decode import Content, audio_artifact, decode
+from omni_portable.data.decode import Content, decode
+from omni_portable.data.sound import audio_artifact, fitted
 from omni_portable.data.wanted import AS_IT_IS, Wanted
+
+LONGEST_NAME = 255
+"""Bytes that the name of a file can have."""
+CHANNELS_FIRST = "give one list of samples, or one equally long list per channel"
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+=*\s*")
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Text:
 
 
 Source = Content | Samples | Text
+Elsewhere = Callable[[str], Iterable[Path]]
 
 
 @dataclass(frozen=True)
@@ -89,9 +98,14 @@ class MediaRef:
         if isinstance(source, Samples):
             if self.modality != "audio":
                 raise DataError(f"{self.where}: holds sound, not {self.modality}")
-            return audio_artifact(np.asarray(source.values), source.rate, self.name, self.where)
+            return _given_sound(source, self.name, self.where, self.wanted)
         what = f"{self.where} ({source})" if isinstance(source, Path) else self.where
         return decode(source, self.name, self.modality, what, self.wanted)
+
+
+def nowhere(path: str) -> Iterable[Path]:
+    """No further place."""
+    return ()
 
 
 def empty(where: str) -> DataError:
@@ -118,11 +132,15 @@ def walk(value: Any, path: str, where: str) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def source_of(value: Any, where: str, folder: Path) -> Source | None:
+def source_of(value: Any, where: str, folder: Path, elsewhere: Elsewhere = nowhere) -> Source | None:
     """What a value says about where its medium is; None where it is empty.
 
     Understood are a path, bytes, {bytes, path} (bytes win), {image | video | audio: path} and, for sound,
     {array, sampling_rate}.
+
+    Args:
+        folder: where relative paths begin.
+        elsewhere: a path as it is written -> further files that it may mean.
 
     Raises:
         DataError: another form, or a file that does not exist.
@@ -137,14 +155,40 @@ def source_of(value: Any, where: str, folder: Path) -> Source | None:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, str):
-        path = folder / user_path(value.removeprefix("file://"), where)
-        if not path.is_file():
-            raise DataError(f"{where}: there is no file {path}", remedy="relative paths begin at the file")
-        return path
+        return existing_file(value, where, folder, elsewhere)
     raise DataError(
         f"{where}: a {type(value).__name__} is no medium",
         choices=("a path", "bytes", "{bytes, path}", "{array, sampling_rate}"),
     )
+
+
+def existing_file(text: str, where: str, folder: Path, elsewhere: Elsewhere = nowhere) -> Path:
+    """The file that `text` names, below `folder` or `elsewhere`.
+
+    Raises:
+        DataError: there is none, or `text` is no path: a URL, base64 text, something that no file can be called.
+    """
+    name, why = text.removeprefix("file://"), ""
+    try:
+        places = [folder / user_path(name, where), *elsewhere(name)]
+        if found := next((place for place in places if place.is_file()), None):
+            return found
+        why = f"{where}: there is no file {places[0]}"
+    except (ConfigError, OSError) as error:
+        why = error.problem if isinstance(error, ConfigError) else f"{where}: {shown(name)}: {error.strerror}"
+    raise _no_file(name, where, why)
+
+
+def _no_file(name: str, where: str, why: str) -> DataError:
+    """Why a text leads to no file: it may be something else than a path."""
+    if name.startswith("data:") or (len(name) > LONGEST_NAME and _BASE64.fullmatch(name)):
+        return DataError(
+            f"{where}: {shown(name)} looks like base64, which is not read here",
+            remedy="write the bytes into a column of a .parquet file, or write a file and give its path",
+        )
+    if "://" in name:
+        return DataError(f"{where}: {shown(name)} is a URL, and nothing is downloaded", remedy="give a local file")
+    return DataError(why, remedy="relative paths begin at the file that holds the row")
 
 
 def text_of(value: Any, where: str) -> Text | None:
@@ -162,8 +206,26 @@ def text_of(value: Any, where: str) -> Text | None:
 
 
 def _numbers(values: Any, where: str) -> Any:
-    """A list of numbers, or of lists of numbers, as nested tuples."""
+    """A list of numbers, or of equally long lists of numbers, as nested tuples."""
+    if not isinstance(values, list | tuple):
+        raise DataError(f"{where}: 'array' holds something other than numbers: {shown(values)}")
     try:
-        return tuple(tuple(map(float, row)) if isinstance(row, list) else float(row) for row in values)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: 'array' holds something other than numbers: {error}") from error
+        rows = tuple(tuple(map(float, row)) if isinstance(row, list) else float(row) for row in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{where}: 'array' holds something other than numbers: {shown(values)}") from error
+    if len({len(row) if isinstance(row, tuple) else -1 for row in rows}) > 1:
+        raise DataError(f"{where}: 'array' holds channels of different lengths", remedy=CHANNELS_FIRST)
+    return rows
+
+
+def _given_sound(source: Samples, name: str, where: str, wanted: Wanted) -> MediaArtifact:
+    """Sound in numbers, brought to the rate and the length that are wanted."""
+    data = np.asarray(source.values, np.float32)
+    if data.ndim == 2 and 0 < data.shape[1] < data.shape[0]:
+        raise DataError(
+            f"{where}: 'array' has {data.shape[0]} channels of {data.shape[1]} samples each", remedy=CHANNELS_FIRST
+        )
+    artifact = audio_artifact(data, source.rate, name, where)
+    if not wanted.sample_rate and not wanted.max_seconds:
+        return artifact
+    return audio_artifact(*fitted(np.atleast_2d(data), source.rate, wanted, where), name, where)

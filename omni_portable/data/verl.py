@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 
 MEDIA_COLUMNS = ("images", "videos", "audios")
@@ -49,7 +50,7 @@ def from_verl(row: Mapping[str, Any], prompt_key: str, where: str) -> dict[str, 
         flat["negative_prompt"] = user_text(row["negative_prompt"], where, "negative_prompt")
     judged = row.get("reward_model") or {}
     if not isinstance(judged, Mapping):
-        raise DataError(f"{where}: field 'reward_model' holds {judged!r}, not an object with a ground_truth")
+        raise DataError(f"{where}: field 'reward_model' holds {shown(judged)}, not an object with a ground_truth")
     if judged.get("ground_truth") is not None:
         flat["ground_truth"] = judged["ground_truth"]
     return flat
@@ -83,7 +84,7 @@ def _messages(messages: list[Mapping[str, Any]], where: str, field: str) -> dict
         second = role in list(texts)
         if role not in ("system", "user") or second:
             raise DataError(
-                f"{where}: field '{field}' holds {'a second' if second else 'a'} message of role '{role}'",
+                f"{where}: field '{field}' holds {'a second' if second else 'a'} message of role {shown(role)}",
                 remedy="give one user message, and at most one system message before it",
             )
         if not isinstance(content, str):

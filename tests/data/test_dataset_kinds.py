@@ -54,7 +54,9 @@ def convert(folder: Path) -> Convert:
 
     def run(kind: str, *rows: Any, source: str = "in.jsonl", **options: Any) -> list[dict[str, Any]]:
         write(folder / source, rows)
-        run.result = convert_files(find_kind(kind), [folder / source], folder / "out.parquet", **options)  # type: ignore[attr-defined]
+        run.result = convert_files(
+            find_kind(kind), [folder / source], folder / "out.parquet", overwrite=True, **options
+        )  # type: ignore[attr-defined]
         assert check_file(folder / "out.parquet", find_kind(kind)) == run.result.written  # type: ignore[attr-defined]
         return [row for _, row in read_raw(folder / "out.parquet")]
 

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from omni_portable.contracts.errors import DataError
-from omni_portable.data import decode as decoding
-from omni_portable.data.decode import audio_artifact, decode
+from omni_portable.data import limits
+from omni_portable.data.decode import decode
 from omni_portable.data.frames import choose_frames
+from omni_portable.data.sound import audio_artifact
 from omni_portable.data.wanted import Wanted
 from tests.support.media import mp4, picture, png, tone, wav
 
@@ -132,7 +133,7 @@ def test_sound_in_numbers_needs_a_rate_and_finite_values():
 
 
 def test_media_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 3000)
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", 3000)
     with pytest.raises(DataError, match="row 1: decoded it takes more than"):
         decode(mp4(tmp_path), "v", "video", "row 1")
     assert decode(mp4(tmp_path), "v", "video", "row 1", Wanted(max_frames=2)).data.shape[0] == 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.media import MediaArtifact, Modality
 from omni_portable.data.decode import Content
@@ -100,7 +101,7 @@ class SourceRow:
             if value is None or (isinstance(value, str) and not value.strip()):
                 continue
             if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise self.error(name, f"holds {value!r}, which is no text")
+                raise self.error(name, f"holds {shown(value)}, which is no text")
             return str(value).strip()
         raise DataError(
             f"{self.where}: field '{' or '.join(names)}' is missing or empty", choices=sorted(map(str, self.row))
@@ -115,7 +116,7 @@ class SourceRow:
         value = self.row.get(name, default)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, f"holds {value!r}, which is no number")
+            raise self.error(name, f"holds {shown(value)}, which is no number")
         return float(value)
 
     def media(self, *paths: str, folders: Sequence[str] = ("",)) -> Content:
@@ -139,9 +140,7 @@ class SourceRow:
             name, _, rest = path.partition(".")
             where = f"{self.where}: field '{path}'"
             value = walk(self.row.get(name), rest, where)
-            if isinstance(value, str) and value:
-                value = str(next((p for p in self._places(value, folders) if p.is_file()), value))
-            source = source_of(value, where, self.folder)
+            source = source_of(value, where, self.folder, lambda text: self._places(text, folders))
             if isinstance(source, Samples | Text):
                 raise DataError(f"{where}: give sound as a file or as its bytes, not as numbers")
             if source is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 from omni_portable.data.kinds.base import Artifacts, Column, Kind, SourceRow, Values
 
@@ -47,7 +48,7 @@ def _fl2va(source: SourceRow) -> Values:
 
 
 def _wrong_mode(where: str, mode: str, count: int) -> DataError:
-    what = f"field 'frame_mode' is '{mode}'" if mode else f"field 'images' holds {count} condition frames"
+    what = f"field 'frame_mode' is {shown(mode)}" if mode else f"field 'images' holds {count} condition frames"
     return DataError(f"{where}: {what}; videos take the first frame, the last, or both", choices=sorted(FRAME_MODES))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omni_portable.config.shown import shown
 from omni_portable.data.kinds.base import Column, Kind, LeftOut, SourceRow, Values
 from omni_portable.data.text import QUOTED
 
@@ -14,7 +15,7 @@ def _ocr(source: SourceRow) -> Values:
     wanted = source.optional_text("ground_truth") or " ".join(QUOTED.findall(prompt))
     if not wanted:
         raise source.error(
-            "prompt", f"has no text between double quotes: {prompt!r}", 'quote the text to be shown: "OPEN"'
+            "prompt", f"has no text between double quotes: {shown(prompt)}", 'quote the text to be shown: "OPEN"'
         )
     return {"prompt": prompt, "ground_truth": wanted}
 

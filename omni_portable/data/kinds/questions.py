@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
 from omni_portable.data.kinds.base import Artifacts, Column, Kind, LeftOut, SourceRow, Values
 
@@ -49,7 +50,7 @@ def _avqa(source: SourceRow) -> Values | LeftOut:
     answer = source.text("solution", "answer", "ground_truth")
     letter = (m.group(1) if (m := _TAGGED.fullmatch(answer)) else answer).strip().upper()
     if letter not in [option[0] for option in options]:
-        raise source.error("solution", f"is {answer!r}, which names none of the options {[o[0] for o in options]}")
+        raise source.error("solution", f"is {shown(answer)}, which names none of the options {[o[0] for o in options]}")
     problem = source.text("problem", "question")
     lines = "\n".join(options)
     return {
@@ -67,7 +68,7 @@ def _listed_options(source: SourceRow) -> list[str]:
     options = [option for text in texts for option in options_of(text)]
     if not options or len(options) != len(texts) or len({option[0] for option in options}) < len(options):
         raise source.error(
-            "options", f"holds {raw!r}, which is no list of options", 'write them as "A. TEXT", each once'
+            "options", f"holds {shown(raw)}, which is no list of options", 'write them as "A. TEXT", each once'
         )
     return options
 
@@ -76,14 +77,14 @@ def _gsm8k(source: SourceRow) -> Values:
     answer = source.text("answer", "ground_truth")
     number = answer.rpartition("####")[2].strip().replace(",", "")
     if not re.fullmatch(r"-?\d+(\.\d+)?", number):
-        raise source.error("answer", f"ends with {number!r}, which is no number", "write the number after '####'")
+        raise source.error("answer", f"ends with {shown(number)}, which is no number", "write the number after '####'")
     return {"prompt": f"{source.text('question', 'prompt')}\n{NUMBER}", "ground_truth": number}
 
 
 def _check_choice(values: Values, media: Artifacts, where: str) -> None:
     letters = [str(option)[:1] for option in values.get("options") or ()]
     if values["ground_truth"] not in letters:
-        raise DataError(f"{where}: field 'ground_truth' is '{values['ground_truth']}', options are {letters}")
+        raise DataError(f"{where}: field 'ground_truth' is {shown(values['ground_truth'])}, options are {letters}")
 
 
 MMK12 = Kind(
