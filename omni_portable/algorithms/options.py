@@ -11,14 +11,38 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from omni_portable.algorithms.sampling import check_window, choose_steps, refuse_noiseless_step
+from omni_portable.config.rules import LARGEST_SHIFT
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.errors import ConfigError
 
+LARGEST = 1e6
+"""Of options that name no bound of their own; a loss times more leaves fp32's exact range."""
+TIMESTEPS = 10_000
+"""Noise levels, or steps, of one sample at most."""
+LEAST_DENOMINATOR = 1e-12
+"""Of options that are added to, or bound, what is divided by; less is 0 beside a fp32 number."""
+NOISE = (0.01, 10.0)
+"""Of noise levels: less leaves ratios to rounding alone, more leaves nothing of the sample."""
 
-def require(condition: bool, key: str, value: float, wanted: str) -> None:
-    """`ConfigError` naming the key and its value where the condition does not hold or the value is not finite."""
+
+def require(condition: bool, key: str, value: float, wanted: str, most: float = LARGEST) -> None:
+    """`ConfigError` naming the key and its value where the condition does not hold, or the value is not finite or above
+    `most`."""
     if not condition or not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not possible", remedy=f"{key} must be finite and {wanted}")
+    if value > most:
+        raise ConfigError(f"{key}={value} is not possible", remedy=f"{key} must be at most {most:g}")
+
+
+def require_denominator(key: str, value: float) -> None:
+    """As :func:`require`, for what is added to a denominator or bounds it from below."""
+    require(value >= LEAST_DENOMINATOR, key, value, f"at least {LEAST_DENOMINATOR:g}", most=1.0)
+
+
+def require_shift(key: str, value: float) -> None:
+    """As :func:`require`, for a shift of noise levels."""
+    least = 1.0 / LARGEST_SHIFT
+    require(value >= least, key, value, f"at least {least:g}", LARGEST_SHIFT)
 
 
 @dataclass(frozen=True)
@@ -40,7 +64,7 @@ class AdvantageOptions:
         """Refuse values that no data could make work (`ConfigError`)."""
         require(self.advantage_clip > 0.0, "advantage_clip", self.advantage_clip, "positive")
         require(self.std_ddof in (0, 1), "std_ddof", self.std_ddof, "0 or 1")
-        require(self.advantage_epsilon > 0.0, "advantage_epsilon", self.advantage_epsilon, "positive")
+        require_denominator("advantage_epsilon", self.advantage_epsilon)
 
 
 @dataclass(frozen=True)
@@ -72,12 +96,15 @@ class StochasticOptions(AdvantageOptions):
     def __post_init__(self) -> None:
         """Refuse values that no schedule and no data could make work (`ConfigError`)."""
         super().__post_init__()
-        require(self.noise_level > 0.0, "noise_level", self.noise_level, "above 0: without noise there is no log-prob")
+        least, most = NOISE
+        noise = self.noise_level
+        require(noise >= least, "noise_level", noise, f"at least {least:g}: without noise there is no log-prob", most)
         if self.step_kind == "cps":
-            require(self.noise_level <= 1.0, "noise_level", self.noise_level, "at most 1 for step_kind=cps")
+            require(noise <= 1.0, "noise_level", noise, "at most 1 for step_kind=cps")
         require(self.kl_coef >= 0.0, "kl_coef", self.kl_coef, "0 (off) or positive")
         require(self.distill_coef >= 0.0, "distill_coef", self.distill_coef, "0 (off) or positive")
         require(self.rounds_per_window >= 1, "rounds_per_window", self.rounds_per_window, "at least 1")
+        require(self.window_size >= 0, "window_size", self.window_size, "0 or more", TIMESTEPS)
         check_window(self.window_mode, self.window_size, self.window_range, self.stochastic_steps)
 
     def steps(self, num_steps: int, seed: int, round_number: int = 0) -> tuple[int, ...]:
@@ -115,6 +142,7 @@ class NoiseLevelOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that leave nothing to train on (`ConfigError`)."""
+        most = TIMESTEPS
         require(0.0 < self.timestep_fraction <= 1.0, "timestep_fraction", self.timestep_fraction, "above 0, at most 1")
-        require(self.timesteps_per_sample >= 1, "timesteps_per_sample", self.timesteps_per_sample, "at least 1")
-        require(self.sigma_shift > 0.0, "sigma_shift", self.sigma_shift, "positive")
+        require(self.timesteps_per_sample >= 1, "timesteps_per_sample", self.timesteps_per_sample, "at least 1", most)
+        require_shift("sigma_shift", self.sigma_shift)

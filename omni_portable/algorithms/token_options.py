@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_portable.algorithms.options import require
+from omni_portable.algorithms.options import require, require_denominator
 from omni_portable.algorithms.token_losses.names import Aggregation, KLName
 from omni_portable.contracts.algorithm import Requires
 
@@ -58,7 +58,7 @@ class ClipOptions(TokenOptions):
         require(0.0 < self.clip_low < 1.0, "clip_low", self.clip_low, "between 0 and 1")
         require(self.clip_high > 0.0, "clip_high", self.clip_high, "positive")
         require(self.std_ddof in (0, 1), "std_ddof", self.std_ddof, "0 or 1")
-        require(self.advantage_epsilon > 0.0, "advantage_epsilon", self.advantage_epsilon, "positive")
+        require_denominator("advantage_epsilon", self.advantage_epsilon)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from omni_portable.config.plugins import (
     plugin_spec,
     scorer_options,
 )
-from omni_portable.config.rules import ATTENTION_COMPONENTS, check_values
+from omni_portable.config.rules import ATTENTION_COMPONENTS, WEIGHT, check_number, check_values
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import CapabilityError, ConfigError
@@ -147,8 +146,9 @@ def _check_scorer(config: RunConfig, name: str, section: Any, source: Source) ->
         raise ConfigError(f"'{key}.kind' has no value", remedy="name a scorer", choices=registry.names("reward"))
     spec = plugin_spec("reward", kind, f"{key}.kind")
     weight = section.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise ConfigError(f"{source.describe(f'{key}.weight', weight)}: '{key}.weight' must be a finite number")
+    check_number(f"{key}.weight", weight, WEIGHT, source)
     _check_artifacts(config, key, spec.capabilities.get("artifacts"), scorer_options(config, name, source))
     return float(weight)
 

@@ -30,7 +30,7 @@ class DAPOOptions(DualClipOptions):
     def __post_init__(self) -> None:
         """Refuse what cannot be carried out (`ConfigError`)."""
         super().__post_init__()
-        require(self.refill_rounds >= 0, "refill_rounds", self.refill_rounds, "0 (never) or more")
+        require(self.refill_rounds >= 0, "refill_rounds", self.refill_rounds, "0 (never) or more", most=1000)
         require(self.overlong_buffer >= 0, "overlong_buffer", self.overlong_buffer, "0 (off) or more")
         require(self.overlong_penalty >= 0.0, "overlong_penalty", self.overlong_penalty, "0 or positive")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_portable.algorithms.options import AdvantageOptions, NoiseLevelOptions, require
+from omni_portable.algorithms.options import AdvantageOptions, NoiseLevelOptions, require, require_denominator
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.registry import PluginSpec
 
@@ -35,7 +35,7 @@ class NFTOptions(NoiseLevelOptions, AdvantageOptions):
         NoiseLevelOptions.__post_init__(self)
         AdvantageOptions.__post_init__(self)
         require(self.mix_beta > 0.0, "mix_beta", self.mix_beta, "positive")
-        require(self.adaptive_weight_min > 0.0, "adaptive_weight_min", self.adaptive_weight_min, "positive")
+        require_denominator("adaptive_weight_min", self.adaptive_weight_min)
         require(self.reference_kl_coef >= 0.0, "reference_kl_coef", self.reference_kl_coef, "0 (off) or positive")
         require(0.0 <= self.old_policy_decay < 1.0, "old_policy_decay", self.old_policy_decay, "at least 0, below 1")
         require(self.old_policy_interval >= 1, "old_policy_interval", self.old_policy_interval, "at least 1")

@@ -24,7 +24,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from omni_portable.algorithms.options import require
+from omni_portable.algorithms.options import require, require_denominator, require_shift
+from omni_portable.config.rules import GUIDANCE, RANGES
 from omni_portable.contracts.algorithm import FakeScore, Requires
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -59,17 +60,19 @@ class DMD2Options:
     def __post_init__(self) -> None:
         """Refuse values that leave nothing to learn (`ConfigError`)."""
         guidance, updates, steps = self.teacher_guidance_scale, self.fake_updates_per_step, self.steps_per_sample
-        require(guidance >= 1.0, "teacher_guidance_scale", guidance, "at least 1 (off)")
-        require(updates >= 1, "fake_updates_per_step", updates, "at least 1: a fake network that stands still misleads")
-        require(self.fake_lr >= 0.0, "fake_lr", self.fake_lr, "0 (that of the actor) or positive")
+        require(guidance >= 1.0, "teacher_guidance_scale", guidance, "at least 1 (off)", GUIDANCE.high)
+        stands = "at least 1: a fake network that stands still misleads"
+        require(updates >= 1, "fake_updates_per_step", updates, stands, most=1000)
+        lr, most = self.fake_lr, RANGES["actor.lr"].high
+        require(lr >= 0.0, "fake_lr", lr, "0 (that of the actor) or positive", most)
         require(steps >= 1, "steps_per_sample", steps, "at least 1")
         require(0.0 < self.sigma_min < 1.0, "sigma_min", self.sigma_min, "above 0 and below 1")
         falls = all(high > low for high, low in itertools.pairwise([*self.sigmas, 0.0]))
         if self.sigmas and not (self.sigmas[0] <= 1.0 and falls):
             raise ConfigError(f"sigmas={self.sigmas} do not fall from at most 1 to above 0")
         require(self.sigma_min < self.sigma_max <= 1.0, "sigma_max", self.sigma_max, "above sigma_min, at most 1")
-        require(self.sigma_shift > 0.0, "sigma_shift", self.sigma_shift, "positive")
-        require(self.normaliser_min > 0.0, "normaliser_min", self.normaliser_min, "positive")
+        require_shift("sigma_shift", self.sigma_shift)
+        require_denominator("normaliser_min", self.normaliser_min)
 
     def requires(self) -> Requires:
         """A teacher, and the fake network."""

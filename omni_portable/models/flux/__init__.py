@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from omni_portable.config.rules import GUIDANCE
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -24,10 +24,8 @@ class FluxOptions:
             raise ConfigError(
                 f"model.options.max_sequence_length is {self.max_sequence_length}; FLUX takes 1 to 512 tokens"
             )
-        if not 0.0 <= self.guidance_embedding < math.inf:
-            raise ConfigError(
-                f"model.options.guidance_embedding is {self.guidance_embedding}; it is a finite number of at least 0"
-            )
+        if not GUIDANCE.holds(self.guidance_embedding):
+            raise ConfigError(f"model.options.guidance_embedding is {self.guidance_embedding}; it must be {GUIDANCE}")
 
 
 SPEC = PluginSpec(

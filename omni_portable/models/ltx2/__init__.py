@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from omni_portable.config.rules import GUIDANCE
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -38,16 +38,18 @@ class LTX2Options:
         """Refuse values that cannot work (`ConfigError`)."""
         if self.max_sequence_length < 1:
             raise ConfigError(f"model.options.max_sequence_length is {self.max_sequence_length}; it must be at least 1")
-        if self.audio_guidance_scale < 0:
+        if not GUIDANCE.holds(self.audio_guidance_scale):
             raise ConfigError(
                 f"model.options.audio_guidance_scale is {self.audio_guidance_scale}; it must be 0 (as the video's) or "
-                "above"
+                f"above, and at most {GUIDANCE.high:g}"
             )
         least_of = {"stg_scale": 0, "audio_stg_scale": 0, "modality_scale": 1, "audio_modality_scale": 1}
         for key, least in least_of.items():
             value = getattr(self, key)
-            if not least <= value < math.inf and not (key == "audio_modality_scale" and value == 0):
-                raise ConfigError(f"model.options.{key} is {value}; it must be at least {least} and finite")
+            if not least <= value <= GUIDANCE.high and not (key == "audio_modality_scale" and value == 0):
+                raise ConfigError(
+                    f"model.options.{key} is {value}; it must be at least {least} and at most {GUIDANCE.high:g}"
+                )
         if (self.stg_scale or self.audio_stg_scale) and not self.stg_blocks:
             raise ConfigError("model.options.stg_blocks is empty, but model.options.stg_scale needs at least one block")
         if not 0 <= self.guidance_rescale <= 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from omni_portable.config.rules import LARGEST_SHIFT
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -32,8 +33,11 @@ class MiniMaxH3Options:
             if getattr(self, key) < 1:
                 raise ConfigError(f"model.options.{key} is {getattr(self, key)}; it must be at least 1")
         for key in ("shift", "audio_shift"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"model.options.{key} is {getattr(self, key)}; it must be 0 (the folder's) or above")
+            if not 0 <= getattr(self, key) <= LARGEST_SHIFT:
+                raise ConfigError(
+                    f"model.options.{key} is {getattr(self, key)}; it must be 0 (the folder's) or above, and at most "
+                    f"{LARGEST_SHIFT:g}"
+                )
 
 
 SPEC = PluginSpec(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from omni_portable.config.rules import GUIDANCE, LARGEST_SHIFT
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -31,9 +32,12 @@ class Wan22Options:
             raise ConfigError(
                 f"model.options.max_sequence_length is {self.max_sequence_length}; Wan takes 1 to {MAX_TOKENS} tokens"
             )
-        for key in ("shift", "low_noise_guidance_scale"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"model.options.{key} is {getattr(self, key)}; it must be 0 (the default) or above")
+        for key, most in (("shift", LARGEST_SHIFT), ("low_noise_guidance_scale", GUIDANCE.high)):
+            if not 0 <= getattr(self, key) <= most:
+                raise ConfigError(
+                    f"model.options.{key} is {getattr(self, key)}; it must be 0 (the default) or above, and at most "
+                    f"{most:g}"
+                )
 
 
 SPEC = PluginSpec(
