@@ -32,6 +32,8 @@ REFUSED = (
     errno.ENAMETOOLONG,
     errno.EFBIG,
 )
+BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ETIMEDOUT)
+"""A disk or its connection failed."""
 
 
 @contextlib.contextmanager
@@ -50,6 +52,11 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise RunDirectoryError(
                 f"cannot write {path}: {os.strerror(number)}",
                 remedy="choose another trainer.run_dir or change its permissions",
+            ) from error
+        if number in BROKEN or isinstance(error, SafetensorError):
+            raise RunDirectoryError(
+                f"cannot write {path}: {os.strerror(number) if number else error}",
+                remedy="look after the disk, then continue with trainer.resume=auto; what was already saved is whole",
             ) from error
         raise
 
