@@ -114,7 +114,7 @@ def _number(value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # numbers.Real declares no order
 
 
 def _details(who: str, details: object) -> list[dict[str, Any]]:

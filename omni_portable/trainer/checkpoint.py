@@ -14,8 +14,9 @@ from pathlib import Path
 
 from omni_portable.config.convert import build
 from omni_portable.config.paths import user_path
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError, ConfigError
-from omni_portable.trainer.rundir import disk_errors, fsync_folder, write_json
+from omni_portable.trainer.rundir import fsync_folder, write_json
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"

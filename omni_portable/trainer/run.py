@@ -19,6 +19,7 @@ from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
 from omni_portable.config.schema import RunConfig, TrainerConfig
 from omni_portable.contracts import registry
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import OmniPortableError
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
@@ -39,7 +40,7 @@ from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
+from omni_portable.trainer.rundir import RunDirectory, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, deciding_keys, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, RolloutStage, UpdateStage

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.device import Device
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.trainer.checkpoint import (
@@ -25,7 +26,7 @@ from omni_portable.trainer.checkpoint import (
 )
 from omni_portable.trainer.inputs import FILE as INPUTS
 from omni_portable.trainer.inputs import Inputs, check_inputs
-from omni_portable.trainer.rundir import disk_errors, write_json
+from omni_portable.trainer.rundir import write_json
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.contracts.disk import disk_errors
+from omni_portable.trainer.rundir import write_text
 from omni_portable.trainer.timing import Span
 
 FILE = "timeline.jsonl"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
-from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_text
+from omni_portable.trainer.rundir import RunDirectory, write_text
 
 
 def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:

@@ -23,8 +23,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError
-from omni_portable.trainer.rundir import disk_errors
 
 FORMAT = 1
 STATE_FILE = "engine.json"

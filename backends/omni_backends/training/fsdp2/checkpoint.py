@@ -34,9 +34,9 @@ from omni_backends.training.state import (
     write_document,
     write_parts,
 )
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError, RunDirectoryError
 from omni_portable.contracts.weights import LoraInfo
-from omni_portable.trainer.rundir import disk_errors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEPS = "steps"

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from omni_backends.training.veomni.names import canonical_tensors, own_tensors
 from omni_portable.config.paths import user_path
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import ModelError
 from omni_portable.models.wan22.experts import HIGH_NOISE, LOW_NOISE
 from omni_portable.models.weights import apply_tensors, named_tensors
-from omni_portable.trainer.rundir import disk_errors
 
 EXPERTS = (HIGH_NOISE, LOW_NOISE)
 """Parts of a policy of two models; each has a folder of its own."""
