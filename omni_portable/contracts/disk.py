@@ -47,7 +47,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"cannot write {path}: {os.strerror(number)}",
                 remedy="choose another trainer.run_dir or change its permissions",
             ) from error
-        if number in BROKEN or isinstance(error, SafetensorError):
+        if number in BROKEN or (not number and "I/O error" in str(error)):
             raise RunDirectoryError(
                 f"cannot write {path}: {os.strerror(number) if number else error}",
                 remedy="look after the disk, then continue with trainer.resume=auto; what was already saved is whole",
