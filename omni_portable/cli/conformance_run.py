@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 from omni_portable.cli.device_option import refuse_device_overrides
+from omni_portable.cli.stopping import stopped
 from omni_portable.cli.train import add_overrides
 
 if TYPE_CHECKING:
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
     from omni_portable.conformance.report import Report
 
 DEFAULT_RECIPE = "sd3/flow_grpo_ocr_tiny"
-INTERRUPTED = 130
 EPILOG = """exit codes:
   0    no check failed, and at least one passed
   1    a check failed, or nothing passed
   2    the command, the recipe, the device's name or a selected check is wrong; nothing was run
-  130  interrupted; the report says what was not run
+  130  interrupted (143: by SIGTERM, 129: by SIGHUP); the report says what was not run
 
 examples:
   omni-portable conformance run --out build/conformance
@@ -81,7 +81,7 @@ def handle(arguments: argparse.Namespace) -> int:
     print(f"{len(asked.checks)} of {asked.catalogue} checks, {asked.suite} suite, recipe {config.recipe}\n", flush=True)
     report = run_session(asked, device, out, Lines(sys.stdout, sys.stdout.isatty()))
     _print_end(report, str(out))
-    return INTERRUPTED if report.provenance.state == "interrupted" else report.exit_code
+    return stopped().exit_code if report.provenance.state == "interrupted" else report.exit_code
 
 
 def names(text: str) -> tuple[str, ...]:

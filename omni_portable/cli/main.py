@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from omni_portable.cli import conformance, data, doctor, placement, plan, quickstart, recipes, report, simulate, train
+from omni_portable.cli.stopping import stop_like_ctrl_c, stopped
 from omni_portable.contracts.errors import OmniPortableError
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 
 OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 """Standard output goes to a reader that went away, or to a full disk."""
@@ -27,29 +27,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Errors a user can cure are printed without a traceback and give their own exit code (2 for the configuration, 1 for
-    the rest); anything else is a bug and keeps its traceback.
+    the rest); anything else is a bug and keeps its traceback. Ctrl-C gives 130, SIGTERM 143, SIGHUP 129.
     """
     _open_streams()
     arguments = parse(argv)
+    with stop_like_ctrl_c() as end:
+        try:
+            return _run(arguments)
+        except KeyboardInterrupt:
+            # If the signal came inside exec() of a string, as dataclasses run it at import, `python -m` would end by
+            # SIGINT whatever is returned here; CPython forgets it at the next such call.
+            exec("")
+        except SystemExit as error:
+            if error.code != signal.SIGTERM:  # a library took SIGTERM over, and ends with the number of the signal
+                raise
+            end.by = end.by or signal.SIGTERM
+        except Exception:
+            if end.by is None:
+                raise
+            # Else it follows from the signal, which parts of the run may have got as well; log.txt has it.
+        _say(f"\nomni-portable: {end.text}. {_resume_hint(arguments)}".rstrip())
+        return end.exit_code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the command; errors that are not ours to explain, and those after a signal, are raised."""
     try:
         _check_working_folder()
         code = int(arguments.handler(arguments))
         sys.stdout.flush()
         return code
     except OmniPortableError as error:
-        print(f"omni-portable: error: {error}", file=sys.stderr)
+        if stopped().by is not None:
+            raise
+        _say(f"omni-portable: error: {error}")
+        if error.stopped_run:
+            _say(_resume_hint(arguments))
         return error.exit_code
-    except KeyboardInterrupt:
-        # If the signal came inside exec() of a string, as dataclasses run it at import, `python -m` would end by SIGINT
-        # whatever is returned here; CPython forgets it at the next such call.
-        exec("")
-        print(f"\nomni-portable: interrupted. {getattr(arguments, 'resume_hint', '')}".rstrip(), file=sys.stderr)
-        return INTERRUPTED
     except OSError as error:
         # Files of a run are written under guards of their own; what arrives here is the output of the command.
-        if error.errno not in OUTPUT_LOST:
+        if stopped().by is not None or error.errno not in OUTPUT_LOST:
             raise
-        return _output_lost(error, getattr(arguments, "resume_hint", ""))
+        return _output_lost(error, _resume_hint(arguments))
+
+
+def _resume_hint(arguments: argparse.Namespace) -> str:
+    """How to go on with what the command has begun; empty where there is nothing to continue."""
+    return str(getattr(arguments, "resume_hint", ""))
+
+
+def _say(text: str) -> None:
+    """To standard error, which may be gone: a terminal that was closed (SIGHUP), a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _open_streams() -> None:

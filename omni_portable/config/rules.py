@@ -92,7 +92,7 @@ RANGES: Mapping[str, Range] = {
     "actor.sequence_parallel": Range(low=1, high=64),
     "actor.tensor_parallel": Range(low=1, high=64),
     "actor.rank_timeout_s": Range(low=0, high=1e6, open_low=True),
-    "reward.retries": Range(low=0, high=1000),
+    "reward.retries": Range(low=0, high=100),
     "reward.timeout_s": Range(low=0, high=1e9, open_low=True),
     "data.train_batch_size": COUNT,
     "data.max_validation_prompts": STEPS_OR_0,

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omni_portable.conformance.report_file import FILE_NAME
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import ConfigError, RunDirectoryError
-from omni_portable.trainer.rundir import disk_errors
 
 HTML_NAME, JUNIT_NAME, LOG_NAME = "report.html", "junit.xml", "log.txt"
 _PROMISE = "; nothing that was already saved is lost"

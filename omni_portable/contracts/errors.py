@@ -19,6 +19,8 @@ class OmniPortableError(Exception):
     """
 
     exit_code: int = 1
+    stopped_run: bool = False
+    """Whether it ended a run that was training, which can be continued."""
 
     def __init__(self, problem: str, *, remedy: str = "", choices: Sequence[str] = ()) -> None:
         self.problem = problem

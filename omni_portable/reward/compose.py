@@ -12,11 +12,16 @@ from typing import Any
 from omni_portable.config.plugins import plugin_options
 from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import ConfigError, NonFiniteError
+from omni_portable.contracts.errors import ConfigError, NonFiniteError, OmniPortableError, RewardError
 from omni_portable.contracts.reward import ComposedReward, RewardSample, Scorer, ScorerRequirements
+from omni_portable.reward.background import in_daemon_thread
 from omni_portable.reward.deadline import GuardedScorer
-from omni_portable.reward.policy import FAILURE_POLICIES, FailurePolicy, ScorerResult, run_scorer
+from omni_portable.reward.policy import FAILURE_POLICIES, FailurePolicy, run_scorer
 from omni_portable.reward.requirements import check_samples, merge_requirements
+from omni_portable.reward.returned import LARGEST_SCORE, ScorerResult, described
+
+MOST_RETRIES = 100
+"""Further attempts that reward.retries allows at most: with the longest pauses, 50 minutes."""
 
 
 def join_rewards(parts: Sequence[ComposedReward]) -> ComposedReward:
@@ -73,9 +78,10 @@ class RewardComposer:
         """
         if reward.on_error not in FAILURE_POLICIES:
             raise ConfigError(f"reward.on_error={reward.on_error} is no failure policy", choices=FAILURE_POLICIES)
-        if not reward.timeout_s > 0 or reward.retries < 0:
+        if not reward.timeout_s > 0 or not 0 <= reward.retries <= MOST_RETRIES:
             raise ConfigError(
-                f"reward.timeout_s={reward.timeout_s} must be above 0, and reward.retries={reward.retries} at least 0"
+                f"reward.timeout_s={reward.timeout_s} must be above 0, and reward.retries={reward.retries} at least 0 "
+                f"and at most {MOST_RETRIES}"
             )
         policy = FailurePolicy(reward.on_error, reward.retries, reward.timeout_s)
         return cls([_weighted_scorer(name, section) for name, section in reward.scorers.items()], policy)
@@ -89,8 +95,9 @@ class RewardComposer:
 
         Raises:
             ArtifactError, DataError: a sample lacks what a scorer declared.
-            RewardError: a scorer failed and the policy is 'fail', failed for every group, or broke its contract.
-            NonFiniteError: a score is NaN or infinite and the policy is 'fail', or a weighted sum is infinite.
+            RewardError: a scorer failed (it raised, was late, or returned something else than numbers) and the policy
+                is 'fail'.
+            NonFiniteError: a score is NaN, infinite or too large and the policy is 'fail', or a weighted sum is.
         """
         self._check(samples)
         return self._combine(samples, [self._run(entry, samples) for entry in self._scorers])
@@ -98,7 +105,7 @@ class RewardComposer:
     async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward:
         """Like :meth:`score` without blocking the event loop; the scorers run side by side."""
         self._check(samples)
-        runs = [asyncio.to_thread(self._run, entry, samples) for entry in self._scorers]
+        runs = [in_daemon_thread(functools.partial(self._run, entry, samples)) for entry in self._scorers]
         return self._combine(samples, await asyncio.gather(*runs))
 
     def _check(self, samples: Sequence[RewardSample]) -> None:
@@ -127,10 +134,10 @@ def _total(scores: Sequence[tuple[WeightedScorer, float]], sample: RewardSample)
         total = math.fsum(entry.weight * score for entry, score in scores)
     except (OverflowError, ValueError):  # a partial sum, or opposite terms, beyond what a number holds
         total = math.inf
-    if not math.isfinite(total) and all(math.isfinite(score) for _, score in scores):
+    if not abs(total) <= LARGEST_SCORE and all(math.isfinite(score) for _, score in scores):
         terms = " + ".join(f"{entry.weight:g} x {score:g} ('{entry.name}')" for entry, score in scores)
         raise NonFiniteError(
-            f"the reward of sample '{sample.sample_id}' is too large for a number: {terms}",
+            f"the reward of sample '{sample.sample_id}' is too large to be trained on: {terms}",
             remedy="lower the weights under reward.scorers",
         )
     return total
@@ -148,4 +155,15 @@ def _weighted_scorer(name: str, section: Mapping[str, Any]) -> WeightedScorer:
         raise ConfigError(f"{key}.weight={weight} is no finite number")
     options = plugin_options("reward", section["kind"], section, key=key)
     make: functools.partial[Scorer] = functools.partial(registry.load("reward", section["kind"]), options)
-    return WeightedScorer(name, float(weight), GuardedScorer(make))
+    try:
+        scorer = GuardedScorer(make)
+    except OmniPortableError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RewardError(
+            f"the scorer '{name}' of kind '{section['kind']}' cannot be set up: {type(error).__name__}: {error}",
+            remedy="mend the scorer, or its options under " + key,
+        ) from error
+    if not isinstance(scorer.requires, ScorerRequirements):
+        raise RewardError(f"the scorer '{name}' has requires={described(scorer.requires)}, no ScorerRequirements")
+    return WeightedScorer(name, float(weight), scorer)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.pool import ThreadPool
 
-from omni_portable.contracts.reward import RewardOutput, RewardSample, Scorer
+from omni_portable.contracts.reward import RewardSample, Scorer
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Outcome of one call: an output, an error, or (neither) a missed deadline."""
+    """Outcome of one call: what it returned (anything, None too), what it raised, or a missed deadline."""
 
-    output: RewardOutput | None = None
-    error: Exception | None = None
-
-    @property
-    def timed_out(self) -> bool:
-        return self.output is None and self.error is None
+    output: object = None
+    error: BaseException | None = None
+    timed_out: bool = False
 
 
 class GuardedScorer:
@@ -37,21 +34,23 @@ class GuardedScorer:
         self.requires = self._scorer.requires
 
     def attempt(self, batch: Sequence[RewardSample], timeout_s: float) -> Attempt:
-        """Score once. Exceptions of the scorer come back in the :class:`Attempt`."""
-        scorer, errors = self._scorer, list[BaseException]()
+        """Score once. Whatever the scorer raises (SystemExit and KeyboardInterrupt too: in a thread they mean nothing
+        to the process) comes back in the :class:`Attempt`."""
+        scorer, answers, answered = self._scorer, list[tuple[Scorer | None, Attempt]](), threading.Event()
 
-        def call() -> tuple[Scorer, RewardOutput]:
-            current = scorer or self._make()
-            return current, current.score(batch)
+        def call() -> None:
+            current = scorer
+            try:
+                current = current or self._make()
+                attempt = Attempt(output=current.score(batch))
+            except BaseException as error:  # noqa: BLE001 - it is judged by the failure policy, whatever it is
+                attempt = Attempt(error=error)
+            answers.append((current, attempt))
+            answered.set()
 
-        with ThreadPool(1) as pool:  # its threads are daemons; leaving the block does not wait for them
-            pending = pool.apply_async(call, error_callback=errors.append)
-            pending.wait(timeout_s)
-            if not pending.ready():
-                self._scorer = None
-                return Attempt()
-        if errors:
-            assert isinstance(errors[0], Exception)
-            return Attempt(error=errors[0])
-        self._scorer, output = pending.get()
-        return Attempt(output=output)
+        threading.Thread(target=call, name="scorer", daemon=True).start()
+        if not answered.wait(min(timeout_s, threading.TIMEOUT_MAX)):
+            self._scorer = None
+            return Attempt(timed_out=True)
+        self._scorer, attempt = answers[0]
+        return attempt

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from omni_portable.contracts.errors import ArtifactError, ConfigError, DataError, NonFiniteError, RewardError
-from omni_portable.contracts.reward import RewardOutput, RewardSample
-from omni_portable.reward.deadline import Attempt, GuardedScorer
+from omni_portable.contracts.reward import RewardSample
+from omni_portable.reward.deadline import GuardedScorer
+from omni_portable.reward.returned import ScorerResult, read_returned
 
 FAILURE_POLICIES = ("fail", "drop_group")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Seconds before the second attempt, and before any: each pause is twice the one before."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FailurePolicy:
     """`retries` further attempts of `timeout_s` seconds each, then 'fail' stops the run and 'drop_group' names the
-    samples of the failed groups."""
+    samples of the failed groups.
+
+    Args:
+        pause_s: before the first further attempt; doubled for each one after it.
+    """
 
     on_error: str = "fail"
     retries: int = 0
     timeout_s: float = 120.0
+    pause_s: float = FIRST_PAUSE_S
+
+    def pause(self, failed: int) -> float:
+        """Seconds to wait after so many failed attempts."""
+        return float(min(LONGEST_PAUSE_S, self.pause_s * 2 ** min(failed - 1, 32)))
 
 
-@dataclass
-class ScorerResult:
-    """One scorer's answer for N samples: 'score' and its components as `columns`, NaN for samples in `errors`."""
+@dataclass(frozen=True)
+class Failure:
+    """Why the last of so many attempts gave no result."""
 
-    columns: dict[str, list[float]]
-    details: list[dict[str, Any]]
-    seconds: float = 0.0
-    errors: dict[str, str] = field(default_factory=dict)
+    what: str
+    attempts: int
+    cause: BaseException | None = None
+    timed_out: bool = False
 
-    @property
-    def scores(self) -> list[float]:
-        return self.columns["score"]
+    def __str__(self) -> str:
+        return f"{self.what} (after {self.attempts} attempt{'s' if self.attempts > 1 else ''})"
 
 
 def run_scorer(
@@ -50,68 +63,64 @@ def run_scorer(
 
 
 def _run(name: str, scorer: GuardedScorer, samples: Sequence[RewardSample], policy: FailurePolicy) -> ScorerResult:
-    attempt = _attempts(scorer, samples, policy)
-    if attempt.output is not None:
-        return _checked(name, attempt.output, samples, policy)
-    what = _describe(attempt, policy)
+    answer = _attempts(name, scorer, samples, policy)
+    if isinstance(answer, ScorerResult):
+        if answer.errors and policy.on_error == "fail":
+            raise _bad_values(answer, len(samples))
+        return answer
     if policy.on_error == "fail":
         first = samples[0]
+        mend = f"{answer.cause.remedy}; or " if isinstance(answer.cause, RewardError) and answer.cause.remedy else ""
         raise RewardError(
             f"the scorer '{name}' failed on {len(samples)} samples (the first: '{first.sample_id}', prompt "
-            f"{first.prompt!r}): {what}",
-            remedy="see the cause; reward.retries allows further attempts, reward.timeout_s more time, and "
+            f"{first.prompt!r}): {answer}",
+            remedy=f"{mend}see the cause; reward.retries allows further attempts, reward.timeout_s more time, and "
             "reward.on_error=drop_group leaves prompts out whose samples cannot be scored",
-        ) from attempt.error
+        ) from answer.cause
     groups = _by_group(samples)
-    if attempt.timed_out or len(groups) == 1:  # asking again group by group would multiply the wait
-        return _failed(samples, what)
+    if answer.timed_out or len(groups) == 1:  # asking again group by group would multiply the wait
+        return _failed(samples, str(answer))
     return _join(samples, [_run(name, scorer, group, policy) for group in groups])
 
 
-def _attempts(scorer: GuardedScorer, samples: Sequence[RewardSample], policy: FailurePolicy) -> Attempt:
-    for remaining in range(policy.retries, -1, -1):
-        attempt = scorer.attempt(samples, policy.timeout_s)
-        if isinstance(attempt.error, ArtifactError | ConfigError | DataError):
-            raise attempt.error  # wrong input or settings: no further attempt and no policy mends those
-        if attempt.output is not None or remaining == 0:
-            break
-    return attempt
+def _attempts(
+    name: str, scorer: GuardedScorer, samples: Sequence[RewardSample], policy: FailurePolicy
+) -> ScorerResult | Failure:
+    for number in range(1, policy.retries + 2):
+        answer = _attempt(name, scorer, samples, policy, number)
+        if isinstance(answer, ScorerResult):
+            return answer
+        if number == 1:
+            log.warning("the scorer '%s' failed on %d samples: %s", name, len(samples), answer.what)
+        if number <= policy.retries:
+            time.sleep(policy.pause(number))
+    return answer
 
 
-def _describe(attempt: Attempt, policy: FailurePolicy) -> str:
+def _attempt(
+    name: str, scorer: GuardedScorer, samples: Sequence[RewardSample], policy: FailurePolicy, number: int
+) -> ScorerResult | Failure:
+    attempt = scorer.attempt(samples, policy.timeout_s)
     if attempt.timed_out:
-        return f"no answer within reward.timeout_s={policy.timeout_s:g} seconds, after {policy.retries + 1} attempts"
-    return f"{type(attempt.error).__name__}: {attempt.error} (after {policy.retries + 1} attempts)"
+        return Failure(f"no answer within reward.timeout_s={policy.timeout_s:g} seconds", number, timed_out=True)
+    if isinstance(attempt.error, ArtifactError | ConfigError | DataError):
+        raise attempt.error  # wrong input or settings: no further attempt and no policy mends those
+    if attempt.error is not None:
+        return Failure(f"{type(attempt.error).__name__}: {attempt.error}", number, attempt.error)
+    try:
+        return read_returned(name, attempt.output, samples)
+    except RewardError as error:
+        return Failure(error.problem, number, error)
 
 
-def _checked(name: str, output: RewardOutput, samples: Sequence[RewardSample], policy: FailurePolicy) -> ScorerResult:
-    """The output in columns, once it holds one finite number per sample."""
-    columns = {"score": output.scores} | output.components | {"score": output.scores}  # first, and never replaced
-    details = output.details or [{} for _ in samples]
-    sized: dict[str, Sized] = {**columns, "details": details}
-    for column, values in sized.items():
-        if len(values) != len(samples):
-            raise RewardError(
-                f"the scorer '{name}' returned {len(values)} values of '{column}' for {len(samples)} samples "
-                f"('{samples[0].sample_id}' to '{samples[-1].sample_id}')",
-                remedy="a scorer returns one value per sample, in the order of the samples",
-            )
-    result = ScorerResult({key: [float(v) for v in values] for key, values in columns.items()}, details)
-    for column, numbers in result.columns.items():
-        for sample, number in zip(samples, numbers, strict=True):
-            if not math.isfinite(number):
-                result.errors.setdefault(sample.sample_id, f"the scorer '{name}' returned {column}={number}")
-    if result.errors and policy.on_error == "fail":
-        raise NonFiniteError(
-            "; ".join(f"{text} for sample '{sample_id}'" for sample_id, text in list(result.errors.items())[:3])
-            + f" ({len(result.errors)} of {len(samples)} samples)",
-            remedy="mend the scorer; a score that cannot be given is an exception, not a NaN",
-        )
-    for index, sample in enumerate(samples):
-        if sample.sample_id in result.errors:
-            for numbers in result.columns.values():
-                numbers[index] = math.nan
-    return result
+def _bad_values(result: ScorerResult, count: int) -> RewardError | NonFiniteError:
+    shown = "; ".join(f"{text} for sample '{sample_id}'" for sample_id, text in list(result.errors.items())[:3])
+    kind = RewardError if result.not_numbers else NonFiniteError
+    return kind(
+        f"{shown} ({len(result.errors)} of {count} samples)",
+        remedy="mend the scorer; a score that cannot be given is an exception, not a NaN, None or text. "
+        "reward.on_error=drop_group leaves such prompts out",
+    )
 
 
 def _failed(samples: Sequence[RewardSample], what: str) -> ScorerResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from omni_portable.config.convert import build
 from omni_portable.config.paths import user_path
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError, ConfigError
-from omni_portable.trainer.rundir import disk_errors, fsync_folder, write_json
+from omni_portable.trainer.rundir import fsync_folder, write_json
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
@@ -103,7 +105,8 @@ def rewind(run_dir: Path, step: int) -> list[Path]:
     """Clear the way for the steps after `step`, which are done (again) by this process.
 
     Validations of later steps go, as later rows of metrics do; later checkpoints (there are some when an older one was
-    named) are kept as ``superseded-step_NNNNNN``, since nothing else could bring them back.
+    named) are kept as ``superseded-step_NNNNNN``, since nothing else could bring them back; where that name is taken
+    by an earlier continuation, as ``superseded-step_NNNNNN.2`` and so on.
 
     Returns:
         Where the later checkpoints are now.
@@ -111,8 +114,7 @@ def rewind(run_dir: Path, step: int) -> list[Path]:
     kept = []
     with disk_errors(run_dir):
         for path in _later(run_dir / "checkpoints", step):
-            aside = path.with_name(f"{SUPERSEDED}{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            aside = _free_name(path.with_name(f"{SUPERSEDED}{path.name}"))
             os.replace(path, aside)
             kept.append(aside)
         for path in _later(run_dir / "validation", step):
@@ -120,8 +122,18 @@ def rewind(run_dir: Path, step: int) -> list[Path]:
     return kept
 
 
+def _free_name(wanted: Path) -> Path:
+    names = (wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}") for number in itertools.count(1))
+    return next(path for path in names if not os.path.lexists(path))
+
+
 def _later(root: Path, step: int) -> list[Path]:
-    return [path for path in list_checkpoints(root) if int(path.name.removeprefix("step_")) > step]
+    return [path for path in list_checkpoints(root) if step_of(path) > step]
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint that :func:`list_checkpoints` gave."""
+    return int(path.name.removeprefix("step_"))
 
 
 def read_checkpoint(folder: Path) -> TrainerState:

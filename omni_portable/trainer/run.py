@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from omni_portable.config.loader import plugin_options, to_yaml
 from omni_portable.config.modes import SYNC
 from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
-from omni_portable.config.schema import RunConfig
+from omni_portable.config.schema import RunConfig, TrainerConfig
 from omni_portable.contracts import registry
+from omni_portable.contracts.disk import disk_errors
+from omni_portable.contracts.errors import OmniPortableError
 from omni_portable.contracts.launcher import Launcher
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
-from omni_portable.trainer.checkpoint import TrainerState, resolve_resume, rewind
+from omni_portable.trainer.checkpoint import TrainerState, list_checkpoints, resolve_resume, rewind, step_of
 from omni_portable.trainer.consistency import SyncProof, probe_limit
 from omni_portable.trainer.drawing import drawing, schedules
 from omni_portable.trainer.environment import describe_environment
+from omni_portable.trainer.inputs import Inputs, run_inputs
 from omni_portable.trainer.loop import Loop
 from omni_portable.trainer.modes.base import Server
 from omni_portable.trainer.modes.choose import make_lending, make_turns
@@ -39,9 +43,9 @@ from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.rollout_stage import RolloutStage
-from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_json, write_text
+from omni_portable.trainer.rundir import RunDirectory, write_json, write_text
 from omni_portable.trainer.runlog import log_to
-from omni_portable.trainer.saving import CheckpointStage, fingerprint, open_checkpoint, restore
+from omni_portable.trainer.saving import CheckpointStage, deciding_keys, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, UpdateStage
 from omni_portable.trainer.summary import summarise
 from omni_portable.trainer.timeline import rewind_timeline
@@ -60,6 +64,15 @@ class RunOutcome:
     summary: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: from a checkpoint or (None) from the start, and what it reads (`inputs.run_inputs`)."""
+
+    checkpoint: Path | None
+    state: TrainerState
+    inputs: Inputs
+
+
 def run_directory(config: RunConfig) -> Path:
     return user_path(config.trainer.run_dir or f"runs/{Path(config.recipe or 'run').stem}", "trainer.run_dir")
 
@@ -73,16 +86,29 @@ def run(config: RunConfig) -> RunOutcome:
     with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
         state = TrainerState(step=0, policy_version=1, fingerprint=fingerprint(config))
+        inputs = run_inputs(config, deciding_keys(config), prepared.train_rows, prepared.validation_rows)
         if checkpoint is not None:
-            state = open_checkpoint(checkpoint, config)
+            state = open_checkpoint(checkpoint, config, inputs)
         with ExitStack() as stack:
-            loop = _build(config, launcher, prepared, directory, checkpoint, state, stack)
-            asyncio.run(loop.run())
-            with disk_errors(directory.path / "export"):
-                loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
-        summary = summarise(directory.path)
-        write_json(directory.path / "summary.json", summary)
-        return RunOutcome(directory.path, write_report(directory.path), summary)
+            loop = _build(config, launcher, prepared, directory, Start(checkpoint, state, inputs), stack)
+            with _stopping():
+                asyncio.run(loop.run())
+                with disk_errors(directory.path / "export"):
+                    loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
+        with _stopping():
+            summary = summarise(directory.path)
+            write_json(directory.path / "summary.json", summary)
+            return RunOutcome(directory.path, write_report(directory.path), summary)
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Mark errors in here as such that ended a run."""
+    try:
+        yield
+    except OmniPortableError as error:
+        error.stopped_run = True
+        raise
 
 
 def _build(
@@ -90,11 +116,10 @@ def _build(
     launcher: Launcher,
     prepared: Prepared,
     directory: RunDirectory,
-    checkpoint: Path | None,
-    state: TrainerState,
+    start: Start,
     stack: ExitStack,
 ) -> Loop:
-    device = prepared.device
+    device, checkpoint, state = prepared.device, start.checkpoint, start.state
     determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
     setup = EngineSetup(config=config, device=device, load=prepared.load, requires=prepared.algorithm.requires)
     stack.callback(launcher.shutdown)
@@ -102,10 +127,15 @@ def _build(
     actor = placed.actor
     adapter = load_adapter(setup, ()) if trained_kind(config) == "diffusion" else None
     verified = verify_attention(prepared, adapter, config) if config.device.verify_attention else []
-    directory.require_space(_space_needed(actor), "checkpoints, images and logs")
+    checkpoints = checkpoints_to_come(directory.path, config.trainer, state.step)
+    directory.require_space(
+        _space_needed(actor, checkpoints),
+        f"{checkpoints} more checkpoints at a time (trainer.keep_checkpoints={config.trainer.keep_checkpoints}), the "
+        "export, images and logs",
+    )
     if checkpoint is not None:
         restore(checkpoint, actor, device)
-        log.info("continuing %s after step %d", checkpoint, state.step)
+        log.info("continuing %s after step %d of %d", checkpoint, state.step, config.trainer.total_steps)
     # Only now, when nothing of the new configuration can be refused any more, does it replace what is there.
     for kept in rewind(directory.path, state.step):
         log.info("a later checkpoint is kept as %s", kept)
@@ -116,7 +146,7 @@ def _build(
     write_json(directory.path / "environment.json", environment)
     progress = make_progress(config.trainer.progress, config.trainer.total_steps, state.step)
     stack.callback(progress.close)
-    return _wire(config, prepared, directory.path, placed, adapter, state, progress, stack)
+    return _wire(config, prepared, directory.path, placed, adapter, start, progress, stack)
 
 
 def _wire(
@@ -125,10 +155,11 @@ def _wire(
     run_dir: Path,
     placed: Placed,
     adapter: DiffusionAdapter | None,
-    state: TrainerState,
+    start: Start,
     progress: Progress,
     stack: ExitStack,
 ) -> Loop:
+    state = start.state
     actor, engine, clock = placed.actor, placed.engine, StageClock()
     gate, slots, mode = Gate(), Slots(config.rollout.replicas), config.trainer.mode
     reward = RewardStage(*placed.rewards)
@@ -201,7 +232,7 @@ def _wire(
         update=UpdateStage(actor, prepared.algorithm, config.actor.mini_batch_size, config.actor.epochs),
         turns=turns,
         validation=validation,
-        checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config),
+        checkpoint=CheckpointStage(run_dir / "checkpoints", actor, prepared.device, config, start.inputs),
         loggers=loggers,
         clock=clock,
         progress=progress,
@@ -209,6 +240,14 @@ def _wire(
     )
 
 
-def _space_needed(actor: TrainEngine) -> int:
-    """Weights, two optimizer moments and a copy while writing, for two checkpoints, plus room for images and logs."""
-    return actor.weights().manifest.bytes * 8 + (32 << 20)
+def checkpoints_to_come(run_dir: Path, trainer: TrainerConfig, step: int) -> int:
+    """How many checkpoints more than now the disk must hold at a time: one is written before the oldest goes."""
+    interval, total = trainer.save_interval, trainer.total_steps
+    saves = (total // interval - step // interval + (total % interval > 0) if interval else 1) if step < total else 0
+    kept = len([path for path in list_checkpoints(run_dir / "checkpoints") if step_of(path) <= step])
+    return min(saves, max(1, trainer.keep_checkpoints + 1 - kept)) if trainer.keep_checkpoints else saves
+
+
+def _space_needed(actor: TrainEngine, checkpoints: int) -> int:
+    """Weights, two optimizer moments and one policy copy in each checkpoint, the export, and images and logs."""
+    return actor.weights().manifest.bytes * (4 * checkpoints + 1) + (32 << 20)

@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from safetensors import SafetensorError
-
 from omni_portable.config.paths import user_path
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
 
 LOCK_NAME = "run.lock"
-FULL = (errno.ENOSPC, errno.EDQUOT)
-REFUSED = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ELOOP,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-    errno.EFBIG,
-)
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's complaints about a write into an error that names the path and the cure."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        number = _error_number(error)
-        if number in FULL:
-            raise RunDirectoryError(
-                f"no space left on the disk that holds {path}; nothing that was already saved is lost",
-                remedy="free some space, then continue with trainer.resume=auto",
-            ) from error
-        if number in REFUSED:
-            raise RunDirectoryError(
-                f"cannot write {path}: {os.strerror(number)}",
-                remedy="choose another trainer.run_dir or change its permissions",
-            ) from error
-        raise
-
-
-def _error_number(error: OSError | SafetensorError) -> int:
-    """The operating system's number (0: unknown); safetensors gives it as text, '... (os error 28)'."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    found = re.search(r"os error (\d+)", str(error))
-    return int(found.group(1)) if found else 0
 
 
 def fsync_folder(folder: Path) -> None:

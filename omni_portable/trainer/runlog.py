@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_portable.trainer.rundir import disk_errors
+from omni_portable.contracts.disk import disk_errors
 
 LOGGERS = ("omni_portable", "omni_backends", "omni_devices")
 """Names of the packages that log."""

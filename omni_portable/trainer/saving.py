@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,21 @@ from safetensors.torch import load_file, save_file
 
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.device import Device
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.trainer.checkpoint import TrainerState, prune_checkpoints, read_checkpoint, save_checkpoint
-from omni_portable.trainer.rundir import disk_errors, write_json
+from omni_portable.trainer.checkpoint import (
+    TrainerState,
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    save_checkpoint,
+)
+from omni_portable.trainer.inputs import FILE as INPUTS
+from omni_portable.trainer.inputs import Inputs, check_inputs
+from omni_portable.trainer.rundir import write_json
+
+log = logging.getLogger(__name__)
 
 FREE_KEYS = {
     "recipe",
@@ -71,10 +83,13 @@ def fingerprint(config: RunConfig) -> str:
 
 
 class CheckpointStage:
-    """Saves engine, random state and configuration; keeps the newest few."""
+    """Saves engine, random state, configuration and the digests of what the run reads; keeps the newest few."""
 
-    def __init__(self, root: Path, actor: TrainEngine, device: Device, config: RunConfig) -> None:
+    def __init__(
+        self, root: Path, actor: TrainEngine, device: Device, config: RunConfig, inputs: Inputs | None = None
+    ) -> None:
         self._root, self._actor, self._device, self._config = root, actor, device, config
+        self._inputs = inputs or {}
         self.fingerprint = fingerprint(config)
 
     def run(self, state: TrainerState) -> Path:
@@ -89,19 +104,33 @@ class CheckpointStage:
         with disk_errors(folder):
             save_file(rng, folder / "rng.safetensors")
         write_json(folder / "config.json", deciding_keys(self._config))
+        write_json(folder / INPUTS, self._inputs)
 
 
-def open_checkpoint(folder: Path, config: RunConfig) -> TrainerState:
+def open_checkpoint(folder: Path, config: RunConfig, inputs: Inputs | None = None) -> TrainerState:
     """Check that a checkpoint is whole and belongs to this run, before anything loads or is overwritten.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or was made with other settings (the message lists them).
+        CheckpointError: the checkpoint is damaged, was made with other settings or other contents of what the run
+            reads (the message lists them), or is of a later step than the run is to reach.
     """
     state = read_checkpoint(folder)
     if state.fingerprint != fingerprint(config):
         raise CheckpointError(
             f"checkpoint {folder} was made with other settings: {_difference(folder, config)}",
             remedy="continue with the settings of the checkpoint, or start a new run in another trainer.run_dir",
+        )
+    if (folder / INPUTS).is_file():
+        check_inputs(folder, json.loads((folder / INPUTS).read_text(encoding="utf-8")), inputs or {})
+    else:
+        log.warning("checkpoint %s does not say what prompts and models held: whether they changed is unknown", folder)
+    if state.step > config.trainer.total_steps:
+        raise CheckpointError(
+            f"checkpoint {folder} is beyond trainer.total_steps={config.trainer.total_steps}: {state.step} steps are "
+            "done",
+            remedy=f"set trainer.total_steps to more than {state.step} to train on, or name an earlier checkpoint with "
+            "trainer.resume=FOLDER",
+            choices=[path.name for path in list_checkpoints(folder.parent) if path != folder],
         )
     return state
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_portable.trainer.rundir import disk_errors
+from omni_portable.contracts.disk import disk_errors
+from omni_portable.trainer.rundir import write_text
 from omni_portable.trainer.timing import Span
 
 FILE = "timeline.jsonl"
@@ -15,12 +16,13 @@ FILE = "timeline.jsonl"
 
 def append_timeline(run_dir: Path, step: int, spans: Sequence[Span]) -> None:
     """Add the spans of a step; seconds count from the start of this process' loop."""
-    rows = [
-        json.dumps({"step": step, "stage": span.stage, "start": round(span.start, 4), "end": round(span.end, 4)})
-        for span in spans
-    ]
     with disk_errors(run_dir / FILE), (run_dir / FILE).open("a", encoding="utf-8") as file:
-        file.write("".join(row + "\n" for row in rows))
+        file.write("".join(_line(step, span) for span in spans))
+
+
+def _line(step: int, span: Span) -> str:
+    row = {"step": step, "stage": span.stage, "start": round(span.start, 4), "end": round(span.end, 4)}
+    return json.dumps(row) + "\n"
 
 
 def read_timeline(run_dir: Path, last_step: float = math.inf) -> list[tuple[int, Span]]:
@@ -41,9 +43,6 @@ def read_timeline(run_dir: Path, last_step: float = math.inf) -> list[tuple[int,
 
 
 def rewind_timeline(run_dir: Path, step: int) -> None:
-    """Keep the rows up to `step` only."""
-    kept = read_timeline(run_dir, step)
-    with disk_errors(run_dir / FILE):
-        (run_dir / FILE).unlink(missing_ok=True)
-    for number, span in kept:
-        append_timeline(run_dir, number, [span])
+    """Keep the rows up to `step` only: the file is replaced as a whole, so that a kill loses none of them."""
+    if (run_dir / FILE).exists():
+        write_text(run_dir / FILE, "".join(_line(number, span) for number, span in read_timeline(run_dir, step)))

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RewardError
 from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
 from omni_portable.data.media import image_grid
 from omni_portable.reward.compose import ComposedReward
 from omni_portable.trainer.rollout_stage import RolloutStage
-from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.trainer.rundir import write_text
 from omni_portable.trainer.sample_files import SampleFiles, texts, write_inputs, write_sample
 from omni_portable.trainer.stages import RewardStage
 

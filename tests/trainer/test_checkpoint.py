@@ -165,11 +165,20 @@ def test_a_state_of_another_type_is_refused(tmp_path: Path) -> None:
         read_checkpoint(folder)
 
 
+def test_what_an_earlier_continuation_superseded_stays(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    save_checkpoint(root, state(2), write_parts)
+    kept = []
+    for version in (7, 8, 9):
+        save_checkpoint(root, dataclasses.replace(state(4), policy_version=version), write_parts)
+        kept += rewind(tmp_path, 2)
+    assert [path.name for path in kept] == [f"superseded-step_000004{end}" for end in ("", ".2", ".3")]
+    assert [read_checkpoint(path).policy_version for path in kept] == [7, 8, 9]
+    assert [path.name for path in list_checkpoints(root)] == ["step_000002"]
+
+
 def test_files_in_the_way_are_named(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoints", state(3), write_parts)
-    (tmp_path / "checkpoints" / "superseded-step_000003").write_text("mine")
-    with pytest.raises(RunDirectoryError, match="Not a directory"):
-        rewind(tmp_path, 2)
+    (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".removing-step_000001").write_text("mine")
     with pytest.raises(RunDirectoryError, match="Not a directory"):
         prune_checkpoints(tmp_path / "checkpoints", 1)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
-from omni_portable.trainer.rundir import RunDirectory, disk_errors, write_text
+from omni_portable.trainer.rundir import RunDirectory, write_text
 
 
 def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
@@ -95,8 +96,19 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
 
 def test_errors_that_are_not_the_disks_pass_through(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="weird") as caught, disk_errors(tmp_path):
-        raise OSError(errno.EIO, "weird")
+        raise OSError(errno.EBADF, "weird")
     assert not isinstance(caught.value, RunDirectoryError)
+
+
+def test_a_disk_that_fails_is_named_with_the_cure(tmp_path: Path) -> None:
+    for error in (
+        OSError(errno.EIO, "x"),
+        SafetensorError("I/O error: x (os error 5)"),
+        SafetensorError("I/O error: write zero"),
+    ):
+        with pytest.raises(RunDirectoryError, match=f"cannot write {tmp_path}") as caught, disk_errors(tmp_path):
+            raise error
+        assert "trainer.resume=auto" in caught.value.remedy
 
 
 def test_too_little_space_is_refused_before_work_starts(tmp_path: Path) -> None:

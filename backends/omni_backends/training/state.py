@@ -23,7 +23,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from omni_portable.contracts.errors import CheckpointError, RunDirectoryError
+from omni_portable.contracts.disk import disk_errors
+from omni_portable.contracts.errors import CheckpointError
 
 FORMAT = 1
 STATE_FILE = "engine.json"
@@ -79,14 +80,12 @@ def write_document(folder: Path, state: EngineState, files: Mapping[str, Mapping
     """Write ``engine.json`` for files that are on the disk already (names relative to the folder)."""
     document = {"format": FORMAT, **asdict(state), "files": files}
     path = folder / STATE_FILE
-    try:
+    with disk_errors(path):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=2, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
         flush(folder)
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
 
 def read_state(folder: Path) -> tuple[EngineState, dict[str, dict[str, object]]]:
@@ -176,12 +175,10 @@ def check_tensors(
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
-    try:
+    with disk_errors(path):
         save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}, path)
         flush(path)
         return fingerprint(path)
-    except (OSError, SafetensorError) as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
 
 def fingerprint(path: Path) -> dict[str, object]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.contracts.registry import PluginSpec
 from omni_portable.trainer.loggers.values import LoggerOptions, checked
-from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.trainer.rundir import write_text
 
 METRICS = "metrics.jsonl"
 

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.trainer.loggers.values import LoggerOptions, checked
-from omni_portable.trainer.rundir import disk_errors
 
 FOLDER = "tensorboard"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.trainer.report.consistency import consistency_section
 from omni_portable.trainer.report.curves import curves_section, timing_section
 from omni_portable.trainer.report.environment import environment_section
@@ -13,7 +14,7 @@ from omni_portable.trainer.report.page import page
 from omni_portable.trainer.report.pictures import pictures
 from omni_portable.trainer.report.read import RunData, read_run
 from omni_portable.trainer.report.summary import summary_section
-from omni_portable.trainer.rundir import disk_errors, write_text
+from omni_portable.trainer.rundir import write_text
 
 REPORT = "report.html"
 

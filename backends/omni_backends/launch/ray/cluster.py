@@ -6,7 +6,9 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -87,7 +89,7 @@ def _join(address: str) -> Connection:
         _knock(address)
     try:
         with _loopback() if _on_loopback(address) else nullcontext():
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
+            _init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"{key}={address}: no Ray cluster can be joined there: {error}",
@@ -95,6 +97,16 @@ def _join(address: str) -> Connection:
         ) from error
     log.info("joined the Ray cluster at %s", address)
     return Connection(address, started=False, joined=True)
+
+
+def _init(**arguments: Any) -> None:
+    """`ray.init`, which takes SIGTERM over for a driver that only ends: the handler that is there stays."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**arguments)
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _knock(address: str) -> None:
@@ -128,7 +140,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
     for attempt in range(ATTEMPTS, 0, -1):
         try:
             with _loopback(), _patience(PATIENCE_S):
-                ray.init(
+                _init(
                     address="local",
                     num_cpus=cpus,
                     include_dashboard=False,

@@ -34,6 +34,7 @@ from omni_backends.training.state import (
     write_document,
     write_parts,
 )
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import CheckpointError, RunDirectoryError
 from omni_portable.contracts.weights import LoraInfo
 
@@ -76,27 +77,37 @@ def save_shards(
         if not whole:
             continue
         path = folder / part
-        path.mkdir(exist_ok=True)
-        try:
-            dcp.save(whole, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
-        except (OSError, dcp.api.CheckpointException) as error:
-            raise RunDirectoryError(f"{path} cannot be written: {error}") from error
+        with disk_errors(path):
+            path.mkdir(exist_ok=True)
+            _save(whole, path)
     steps = [float(state[f"step/{name}"]) for name in updated]
     return Saved(updated, steps, optimizer.steps_done, optimizer.learning_rate())
+
+
+def _save(whole: dict[str, torch.Tensor], path: Path) -> None:
+    """`dcp.save`, whose errors hold those of the ranks: the first complaint about a file is raised instead."""
+    try:
+        dcp.save(whole, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
+    except dcp.api.CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values() if isinstance(cause, OSError | SafetensorError)]
+        if causes:
+            raise causes[0] from error
+        raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
 
 def finish_save(folder: Path, saved: Saved, lora: LoraInfo | None) -> None:
     """Make the ranks' files durable and write what describes them."""
     steps = {STEPS: {STEPS: torch.tensor(saved.steps, dtype=torch.float32)}} if saved.steps else {}
     files = dict(write_parts(folder, steps))
-    for path in sorted(folder.rglob("*.safetensors")):
-        name = str(path.relative_to(folder))
-        if name not in files:
-            flush(path)
-            files[name] = fingerprint(path)
-    for child in folder.iterdir():
-        if child.is_dir():
-            flush(child)
+    with disk_errors(folder):
+        for path in sorted(folder.rglob("*.safetensors")):
+            name = str(path.relative_to(folder))
+            if name not in files:
+                flush(path)
+                files[name] = fingerprint(path)
+        for child in folder.iterdir():
+            if child.is_dir():
+                flush(child)
     write_document(folder, engine_state(saved, lora), files)
 
 

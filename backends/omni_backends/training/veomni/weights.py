@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from omni_backends.training.veomni.names import canonical_tensors, own_tensors
 from omni_portable.config.paths import user_path
-from omni_portable.contracts.errors import ModelError, RunDirectoryError
+from omni_portable.contracts.disk import disk_errors
+from omni_portable.contracts.errors import ModelError
 from omni_portable.models.wan22.experts import HIGH_NOISE, LOW_NOISE
 from omni_portable.models.weights import apply_tensors, named_tensors
 
@@ -58,11 +59,9 @@ def write_weights(family: str, folder: Path, tensors: Mapping[str, torch.Tensor]
     for part, some in parts.items():
         own = {name: tensor.contiguous() for name, tensor in own_tensors(family, some).items()}
         path = folder / part / FILE
-        try:
+        with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(own, path, metadata={"format": "pt"})
-        except (OSError, SafetensorError) as error:
-            raise RunDirectoryError(f"{path} cannot be written: {error}") from error
 
 
 def _of(part: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,89 @@
+"""What ends a command from outside: SIGTERM (of Slurm, Kubernetes, systemd) and SIGHUP do what Ctrl-C does."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+PATIENCE_S = 10.0
+"""Seconds after which work that does not come to a point where it can be cancelled is broken off, as by a second
+Ctrl-C: those who send SIGTERM kill soon after it (Kubernetes after 30 seconds)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Stopped:
+    """Which signal came first, if any."""
+
+    by: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number; that of Ctrl-C where none came."""
+        return INTERRUPTED if self.by is None else 128 + self.by
+
+    @property
+    def text(self) -> str:
+        return "interrupted" if self.by is None else f"stopped by {self.by.name}"
+
+
+_current = Stopped()
+
+
+def stopped() -> Stopped:
+    """What stopped the command that runs now."""
+    return _current
+
+
+@contextmanager
+def stop_like_ctrl_c() -> Iterator[Stopped]:
+    """Treat the signals like SIGINT while the context is open.
+
+    One that somebody else handles, or that is ignored (`nohup`), stays as it is, and so do all of them outside the main
+    thread, where Python takes no signals.
+    """
+    global _current
+    before, _current = _current, Stopped()
+    mine = []
+    if threading.current_thread() is threading.main_thread():
+        mine = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, _handle)
+    try:
+        yield _current
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+        _current = before
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Hand over to whoever handles Ctrl-C now: an event loop cancels its task, else KeyboardInterrupt is raised."""
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    if _current.by is None:
+        _current.by = signal.Signals(number)
+        log.warning("%s arrived: stopping as after Ctrl-C", _current.by.name)
+        timer = threading.Timer(PATIENCE_S, _insist, (number, on_ctrl_c))
+        timer.daemon = True
+        timer.start()
+    if not callable(on_ctrl_c):  # ignored, as in jobs that a script puts into the background
+        raise KeyboardInterrupt
+    on_ctrl_c(signal.SIGINT, frame)
+
+
+def _insist(number: int, handler: object) -> None:
+    """Send the signal again where the event loop that took it still waits for its task."""
+    identifier = threading.main_thread().ident
+    if handler is signal.default_int_handler or signal.getsignal(signal.SIGINT) != handler or identifier is None:
+        return
+    if callable(handler):
+        signal.pthread_kill(identifier, number)
