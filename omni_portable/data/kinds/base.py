@@ -140,7 +140,9 @@ class SourceRow:
             where = f"{self.where}: field '{path}'"
             value = walk(self.row.get(name), rest, where)
             if isinstance(value, str) and value:
-                value = str(next((p for p in self._places(value, folders) if p.is_file()), value))
+                found = next((place for place in self._places(value, folders) if place.is_file()), None)
+                if found is not None:
+                    return found  # the folder is in it already
             source = source_of(value, where, self.folder)
             if isinstance(source, Samples | Text):
                 raise DataError(f"{where}: give sound as a file or as its bytes, not as numbers")
