@@ -93,6 +93,26 @@ def test_image_edit_looks_in_the_published_folder_too(convert):
         convert("image-edit", {"prompt": "x"})
 
 
+@pytest.mark.parametrize("root", [".", "deep/er"])
+def test_sources_and_media_roots_given_by_relative_paths(tmp_path, monkeypatch, root):
+    """Nothing of a relative path is joined twice: the published folder, the source's own, and --media-root."""
+    monkeypatch.chdir(tmp_path)
+    folder, media = Path(root), Path(root, "media")
+    for name in ("images", "media"):
+        Path(root, name).mkdir(parents=True)
+    for place in ("images/inside.png", "beside.png", "media/far.png"):
+        (folder / place).write_bytes(png(4))
+    edits = [{"prompt": "x", "image": "inside.png"}, {"prompt": "y", "image": "beside.png"}]
+    frames = [{"prompt": "x", "images": ["beside.png"]}, {"prompt": "y", "images": ["/data/far.png", "far.png"]}]
+    for kind, rows in (("image-edit", edits), ("fl2va", frames)):
+        source = write(folder / "in.jsonl", rows)
+        for out in (folder / "out.jsonl", Path("out.parquet")):
+            assert convert_files(find_kind(kind), [source], out, media_root=media).written == 2
+            assert check_file(out, find_kind(kind)) == 2
+    with pytest.raises(DataError, match=f"there is no file {folder / 'none.png'}\n"):
+        convert_files(find_kind("image-edit"), [write(source, [{"prompt": "x", "image": "none.png"}])], out)
+
+
 def test_t2va(convert):
     assert convert("t2va", {"caption": "a storm"}, {"text": "a harp"}) == [{"prompt": "a storm"}, {"prompt": "a harp"}]
     with pytest.raises(DataError, match="row 1: field 'prompt or text or caption' is missing"):

@@ -1,4 +1,4 @@
-"""What users deploy: a LoRA that peft and diffusers load, or a diffusers transformer folder."""
+"""What users deploy: a LoRA that peft (and, of a diffusion model, diffusers) loads, or a model folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 
+from omni_portable.config.kinds import Kind
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.weights import LoraInfo
 
@@ -17,15 +18,17 @@ PEFT_PREFIX = "base_model.model."
 DIFFUSERS_PREFIX = "transformer."
 
 
-def export_lora(folder: Path, tensors: Mapping[str, torch.Tensor], info: LoraInfo, base: str) -> None:
-    """Write one adapter in the two spellings in use.
+def export_lora(folder: Path, tensors: Mapping[str, torch.Tensor], info: LoraInfo, base: str, kind: Kind) -> None:
+    """Write one adapter in the spellings in use for its kind of model.
 
     ``adapter_config.json`` + ``adapter_model.safetensors`` for `peft.PeftModel.from_pretrained` (and engines that read
-    peft folders); ``pytorch_lora_weights.safetensors`` for diffusers' `load_lora_adapter` / `load_lora_weights`.
+    peft folders); of a diffusion model also ``pytorch_lora_weights.safetensors`` for diffusers' `load_lora_adapter` /
+    `load_lora_weights`.
 
     Args:
         tensors: canonical LoRA name -> matrix.
         base: path or id of the base model, recorded in the configuration.
+        kind: of model that is trained; diffusers has no loader for an autoregressive one.
     """
     config = LoraConfig(
         r=info.rank,
@@ -38,6 +41,8 @@ def export_lora(folder: Path, tensors: Mapping[str, torch.Tensor], info: LoraInf
     )
     config.save_pretrained(str(folder))
     _save(folder / "adapter_model.safetensors", PEFT_PREFIX, tensors, {"format": "pt"})
+    if kind == "autoregressive":
+        return
     described = {f"{DIFFUSERS_PREFIX}{key}": _plain(value) for key, value in config.to_dict().items()}
     metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(described, sort_keys=True)}
     _save(folder / "pytorch_lora_weights.safetensors", DIFFUSERS_PREFIX, tensors, metadata)

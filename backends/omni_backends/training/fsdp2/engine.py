@@ -193,14 +193,15 @@ class Fsdp2TrainEngine:
         self._changed()
 
     def export(self, folder: Path, policy: Policy = "current") -> None:
-        """Write a peft / diffusers LoRA, or a diffusers transformer folder, of the named policy.
+        """Write a LoRA (peft's; of a diffusion model also diffusers'), or a model folder, of the named policy.
 
         For the latter this process loads the model, and lets it go again.
         """
         stream = self.weights(policy)
         folder.mkdir(parents=True, exist_ok=True)
         if self._facts.lora is not None:
-            export_lora(folder, dict(stream), self._facts.lora, self._setup.config.model.path)
+            config = self._setup.config
+            export_lora(folder, dict(stream), self._facts.lora, config.model.path, trained_kind(config))
             return
         setup = replace(self._setup, load=replace(self._setup.load, torch_device=torch.device("cpu")))
         adapter: Any = (load_token_adapter if self._tokens else load_adapter)(setup, ("transformer",))

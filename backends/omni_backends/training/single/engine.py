@@ -16,6 +16,7 @@ from omni_backends.training.generated import OwnSamples
 from omni_backends.training.lifecycle import TAGS
 from omni_backends.training.micro import MicroBatch
 from omni_backends.training.worker import Worker, mini_batch_weight
+from omni_portable.config.kinds import trained_kind
 from omni_portable.contracts.algorithm import ScoreDistillation, TrainBatch
 from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.contracts.training import Policy, StepResult
@@ -97,11 +98,12 @@ class SingleTrainEngine(Worker):
         load_engine(folder, self._optimizer, self._policies.copies, self._lora, self._trained_copies())
 
     def export(self, folder: Path, policy: Policy = "current") -> None:
-        """Write a peft / diffusers LoRA, or a diffusers transformer folder, of the named policy."""
+        """Write a LoRA (peft's; of a diffusion model also diffusers'), or a model folder, of the named policy."""
         self._guard.require_awake("export", *self._needs(policy))
         folder.mkdir(parents=True, exist_ok=True)
         if self._lora is not None:
-            export_lora(folder, self._policies.tensors(policy), self._lora, self._setup.config.model.path)
+            config = self._setup.config
+            export_lora(folder, self._policies.tensors(policy), self._lora, config.model.path, trained_kind(config))
             return
         with torch.no_grad(), self._policies.running(policy):
             export_full(folder, self._module)
