@@ -51,14 +51,18 @@ def opened(content: Path | bytes, what: str) -> Iterator[av.container.InputConta
     """
     import av
 
+    stage = "opening"
     try:
         with (
             content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as file,
             av.open(file, "r", metadata_errors="replace", container_options=_NO_OTHER_FILES) as container,
         ):
+            stage = "decoding"
             yield container
     except (av.FFmpegError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or f"its data are damaged ({type(error).__name__})"
+        if stage == "opening" and isinstance(error, av.ArgumentError):  # what FFmpeg says of a format off the list
+            reason = "its format is not one of those that are read here"
         raise DataError(
             f"{what}: no video or sound that can be decoded: {reason}", remedy=f"{REPLACE}; known are {KNOWN}"
         ) from error

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont
 
-from omni_portable.contracts.errors import ArtifactError, DataError
+from omni_portable.contracts.errors import ArtifactError
 from omni_portable.contracts.media import MediaArtifact
+from omni_portable.data.pictures import read_picture
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +53,7 @@ def read_image(path: Path, name: str = "image") -> MediaArtifact:
     """
     import torch
 
-    try:
-        with Image.open(path) as picture:
-            pixels = np.array(picture.convert("RGB"))
-    except (FileNotFoundError, UnidentifiedImageError) as error:
-        raise DataError(f"cannot read the image {path}: {error}") from error
+    pixels = np.array(read_picture(path, str(path)))
     return MediaArtifact(name, "image", torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), "CHW")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def read_picture(content: Path | bytes, what: str) -> Image.Image:
     Raises:
         DataError: no picture in a known format, a damaged one, or pixels without a known white (32 bits, floats).
     """
-    formats = [name for name in FORMATS if name not in _OPTIONAL or features.check(_OPTIONAL[name])]
+    formats = _readable()
     try:
         with Image.open(content if isinstance(content, Path) else io.BytesIO(content), formats=formats) as picture:
             upright = ImageOps.exif_transpose(picture)
@@ -44,6 +45,13 @@ def read_picture(content: Path | bytes, what: str) -> Image.Image:
         raise
     except Exception as error:  # Pillow raises whatever damaged numbers lead to, and nothing else runs in here
         raise DataError(f"{what}: no picture that can be decoded: {_reason(error)}", remedy=REPLACE) from error
+
+
+@cache
+def _readable() -> tuple[str, ...]:
+    """Formats of the list that this Pillow was built with."""
+    supported = features.get_supported()
+    return tuple(name for name in FORMATS if _OPTIONAL.get(name) in (None, *supported))
 
 
 def _eight_bits(picture: Image.Image, what: str) -> Image.Image:

@@ -220,7 +220,10 @@ def _numbers(values: Any, where: str) -> Any:
 
 def _given_sound(source: Samples, name: str, where: str, wanted: Wanted) -> MediaArtifact:
     """Sound in numbers, brought to the rate and the length that are wanted."""
-    data = np.asarray(source.values, np.float32)
+    try:
+        data = np.asarray(source.values, np.float64)
+    except ValueError as error:
+        raise DataError(f"{where}: 'array' holds channels of different lengths", remedy=CHANNELS_FIRST) from error
     if data.ndim == 2 and 0 < data.shape[1] < data.shape[0]:
         raise DataError(
             f"{where}: 'array' has {data.shape[0]} channels of {data.shape[1]} samples each", remedy=CHANNELS_FIRST

@@ -53,6 +53,12 @@ def recipe(recipe: str) -> str:
         ),
         (["data.media={image: {modality: image, height: 8}}"], ["height and data.media.image.width go together"]),
         (["data.media={image: {modality: image, height: -8, width: 8}}"], ["at least 0"]),
+        (
+            ["data.media={image: {modality: audio, sample_rate: 1000000000000}}"],
+            ["data.media.image.sample_rate", "at most 1000000"],
+        ),
+        (["data.media={image: {modality: video, fps: 1e9}}"], ["data.media.image.fps", "at most 1000"]),
+        (["data.media={image: {modality: image, height: 99999, width: 8}}"], ["height", "at most 16384"]),
         (["data.media={image: {modality: audio, sampling_rate: 8}}"], ["unknown configuration key"]),
         (["data.media={x: {modality: image}}"], ["takes no medium of that name", "valid choices: image, mask"]),
         (

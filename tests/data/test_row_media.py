@@ -89,13 +89,21 @@ def test_a_path_inside_a_struct_without_bytes(tmp_path):
         ([], "the medium is missing"),
         ({}, "the medium is missing"),
         (7, "a int is no medium"),
+        ("/9j/4AAQ" * 5000, r"'/9j/4AAQ.*'... .40000 characters. looks like base64, which is not read here"),
+        ("data:image/png;base64,iVBORw0KGgo=", "looks like base64"),
+        ({"bytes": "iVBORw0KGgo/" * 99}, "looks like base64"),
+        ("https://example.org/a.png", "is a URL, and nothing is downloaded"),
+        ("x" * 300 + ".png", "the path 'x*'... .304 characters. cannot be used: File name too long"),
+        ("~nobody-of-that-name/a.png", "the path .* cannot be used"),
+        ("a\0.png", "cannot be used"),
         (["a.png", "a.png"], "holds 2 media where one is wanted"),
     ],
 )
 def test_rows_without_a_medium_are_named(tmp_path, value, message):
     (tmp_path / "a.png").write_bytes(png())
-    with pytest.raises(DataError, match=f"p.jsonl row 1: field 'image'.*({message})"):
+    with pytest.raises(DataError, match=f"p.jsonl row 1: field 'image'.*({message})") as caught:
         load(jsonl(tmp_path / "p.jsonl", {"prompt": "a", "image": value}))
+    assert len(str(caught.value)) < 600, "an error fits on a screen, whatever the value holds"
     optional = {"image": MediaConfig(modality="image", optional=True)}
     if "missing" in message:
         assert not load(jsonl(tmp_path / "p.jsonl", {"prompt": "a", "image": value}), optional)[0].media
@@ -152,6 +160,9 @@ def test_sound_in_numbers_must_have_a_rate(tmp_path):
     (bad,) = load(jsonl(tmp_path / "p.jsonl", {"prompt": "a", "sound": {"array": [0.0]}}), media)
     with pytest.raises(DataError, match="p.jsonl row 1: field 'sound': sound without a sample rate"):
         bad.media["sound"]
+    for array in ([[1, 2], [3]], [[1, 2], 3]):
+        with pytest.raises(DataError, match="row 1: field 'sound': 'array' holds channels of different lengths"):
+            load(jsonl(tmp_path / "p.jsonl", {"prompt": "a", "sound": {"array": array, "sampling_rate": 1}}), media)
     with pytest.raises(DataError, match="'array' holds something other than numbers"):
         load(jsonl(tmp_path / "p.jsonl", {"prompt": "a", "sound": {"array": ["x"], "sampling_rate": 1}}), media)
 
