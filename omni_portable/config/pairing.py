@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_portable.config.convert import Source
+from omni_portable.config.correction import check_correction
 from omni_portable.config.kinds import ALGORITHM_KINDS
 from omni_portable.config.plugins import gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
@@ -38,7 +39,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_lora(config, algorithm)
     _check_teachers(config, algorithm, options)
     _check_distillation(config, algorithm, options, model)
-    _check_correction(config, algorithm)
+    check_correction(config, algorithm, source)
     _check_temperature(config, algorithm)
     _check_step_kind(config, algorithm, options)
 
@@ -91,28 +92,6 @@ def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
             f"model.lora.dropout={lora.dropout}: algorithm '{algorithm.name}' takes ratios of two forward passes, "
             "which dropout makes different",
             remedy="set model.lora.dropout=0",
-        )
-
-
-def _check_correction(config: RunConfig, algorithm: PluginSpec) -> None:
-    correction = config.rollout_correction
-    if correction.mode == "off":
-        if correction.importance != "off" or correction.reject:
-            raise ConfigError(
-                "rollout_correction has settings, but rollout_correction.mode=off ignores them",
-                remedy="set rollout_correction.mode",
-                choices=("decoupled", "bypass"),
-            )
-    elif not algorithm.capabilities.get("needs_log_probs"):
-        raise CapabilityError(
-            f"rollout_correction.mode={correction.mode}: algorithm '{algorithm.name}' takes no ratios to correct",
-            remedy="set rollout_correction.mode=off",
-        )
-    if correction.mode == "bypass" and correction.importance != "off":
-        raise ConfigError(
-            f"rollout_correction.importance={correction.importance}: mode 'bypass' takes ratios against the rollout "
-            "itself, so there is nothing left to weigh",
-            remedy="set rollout_correction.importance=off, or mode=decoupled",
         )
 
 
