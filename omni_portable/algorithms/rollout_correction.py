@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from omni_portable.config.correction import parse_bounds
 from omni_portable.config.schema import RolloutCorrectionConfig
-from omni_portable.contracts.errors import ConfigError
 
 LIMIT = 20.0
 """Log-ratios are clamped to +- this before they are exponentiated."""
@@ -92,42 +92,15 @@ def within_bounds(q: torch.Tensor, statistic: str, text: str, mask: torch.Tensor
             exp(q) as 'LOW_HIGH' or 'HIGH' for [1/HIGH, HIGH]), 'k2' (q^2 / 2) or 'k3' (exp(q) - 1 - q), bounds 'HIGH'.
 
     Raises:
-        ConfigError: an unknown statistic, or bounds that are no numbers.
+        ConfigError: as :func:`parse_bounds`.
     """
+    low, high = parse_bounds(statistic, text)
     level, _, kind = statistic.partition("_")
-    values = {"k1": q, "k2": 0.5 * q**2, "k3": torch.expm1(q.clamp(-LIMIT, LIMIT)) - q}.get(kind)
-    if values is None or level not in ("mean", "sum", "max") or (level == "max" and kind == "k1"):
-        raise ConfigError(f"rollout_correction.reject names '{statistic}'", choices=STATISTICS)
+    values = {"k1": q, "k2": 0.5 * q**2, "k3": torch.expm1(q.clamp(-LIMIT, LIMIT)) - q}[kind]
     counts = q.shape[1] if mask is None else mask.sum(dim=1)
     sums = values.sum(dim=1)
     reduced = {"max": values.amax(dim=1), "sum": sums, "mean": sums / counts}[level]
-    low, high = _bounds(statistic, kind, text)
     return (reduced >= low) & (reduced <= high)
-
-
-STATISTICS = ("mean_k1", "sum_k1", "mean_k2", "sum_k2", "max_k2", "mean_k3", "sum_k3", "max_k3")
-
-
-def _bounds(statistic: str, kind: str, text: str) -> tuple[float, float]:
-    try:
-        numbers = [float(part) for part in str(text).split("_")]
-    except ValueError:
-        numbers = []
-    if kind == "k1" and len(numbers) in (1, 2) and min(numbers) > 0.0:
-        low, high = (1.0 / numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
-        return float(torch.tensor(low).log()), float(torch.tensor(high).log())
-    if kind != "k1" and len(numbers) == 1 and numbers[0] >= 0.0:
-        return -float("inf"), numbers[0]
-    raise ConfigError(
-        f"rollout_correction.reject.{statistic}={text} is no bound",
-        remedy="write HIGH, or LOW_HIGH (as in 0.5_2) for k1",
-    )
-
-
-def check_correction(config: RolloutCorrectionConfig) -> None:
-    """Refuse statistics and bounds that cannot be computed (`ConfigError`), before anything loads."""
-    for statistic, text in config.reject.items():
-        within_bounds(torch.zeros(1, 1), statistic, text)
 
 
 def _weight_metrics(weights: torch.Tensor) -> dict[str, float]:

@@ -2,23 +2,25 @@
 
 Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
 
-* model: 'kinds', 'artifacts'
-* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher', 'needs_rollout'
-* train and rollout engine: 'kinds' (of models they run), 'families' (the only ones they run) and 'refused_families'
-  (others, and why), 'lora' (False: full weights only), 'step_kinds';
-  'given_samples' (a rollout engine that draws none); 'fake_score' (a train engine that can train one)
-* scorer: 'artifacts'
+* model: 'guidance' (False: it has none)
+* algorithm: 'kind', 'needs_log_probs', 'min_group_size', 'step_kinds', 'needs_teacher'; 'needs_rollout' (it trains the
+  policy's own sampling), 'needs_given_samples' (it imitates samples, whatever their reward)
+* train and rollout engine: 'families' (the only ones they run) and 'refused_families' (others, and why), 'lora' (False:
+  full weights only), 'step_kinds'; 'given_samples' (a rollout engine that draws none); 'fake_score' (a train engine
+  that can train one)
+
+That they are of one kind is checked before, in `kinds`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from omni_portable.config.convert import Source
-from omni_portable.config.kinds import ALGORITHM_KINDS
-from omni_portable.config.plugins import gives_samples, plugin_spec
+from omni_portable.config.correction import check_correction
+from omni_portable.config.kinds import engines
+from omni_portable.config.plugins import engines_that_give, gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -34,37 +36,20 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
         CapabilityError: two parts that do not fit; names both keys and what would fit.
     """
     model = plugin_spec("model", config.model.family, "model.family")
-    _check_kinds(config, algorithm, model)
     _check_families(config)
     _check_group_size(config, algorithm)
-    _check_lora(config, algorithm)
+    _check_lora(config, algorithm, source)
+    _check_given_samples(config, algorithm)
     _check_teachers(config, algorithm, options)
     _check_distillation(config, algorithm, options, model)
-    _check_correction(config, algorithm)
+    check_correction(config, algorithm, source)
     _check_temperature(config, algorithm)
     _check_step_kind(config, algorithm, options)
 
 
-def _check_kinds(config: RunConfig, algorithm: PluginSpec, model: PluginSpec) -> None:
-    kind = algorithm.capabilities.get("kind")
-    wanted = ALGORITHM_KINDS.get(str(kind))
-    if wanted is None:
-        return
-    offered = model.capabilities.get("kinds")
-    if offered is not None and wanted not in offered:
-        raise CapabilityError(
-            f"algorithm.name={algorithm.name} trains {wanted} models, but model.family={model.name} is "
-            f"{_listed(offered)}"
-        )
-    for key, role, name in _engines(config):
-        kinds = plugin_spec(role, name, key).capabilities.get("kinds")
-        if kinds is not None and wanted not in kinds:
-            raise CapabilityError(f"{key}={name} runs {_listed(kinds)} models, but the recipe trains a {wanted} model")
-
-
 def _check_families(config: RunConfig) -> None:
     family = config.model.family
-    for key, role, name in _engines(config):
+    for key, role, name in engines(config):
         capabilities = plugin_spec(role, name, key).capabilities
         families = capabilities.get("families")
         if families is not None and family not in families:
@@ -74,11 +59,6 @@ def _check_families(config: RunConfig) -> None:
                 remedy=f"set another {key}, or one of these model.family",
                 choices=sorted(families),
             )
-
-
-def _engines(config: RunConfig) -> Iterable[tuple[str, str, str]]:
-    yield "rollout.engine", "rollout_engine", config.rollout.engine
-    yield "actor.engine", "train_engine", config.actor.engine
 
 
 def _check_group_size(config: RunConfig, algorithm: PluginSpec) -> None:
@@ -91,15 +71,19 @@ def _check_group_size(config: RunConfig, algorithm: PluginSpec) -> None:
         )
 
 
-def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
+def _check_lora(config: RunConfig, algorithm: PluginSpec, source: Source) -> None:
     lora = config.model.lora
     if not lora.rank:
-        if lora.targets or lora.alpha or lora.dropout:
-            raise ConfigError(
-                "model.lora has settings, but model.lora.rank=0 trains all weights", remedy="set model.lora.rank=32"
-            )
+        for name in ("path", "targets", "alpha", "dropout"):
+            if value := getattr(lora, name):
+                rank = "the rank that it was saved with" if name == "path" else "for example 32"
+                raise ConfigError(
+                    f"{source.describe(f'model.lora.{name}', value)}: model.lora.rank=0 trains all weights and ignores "
+                    "it",
+                    remedy=f"set model.lora.rank, {rank}, or remove model.lora.{name}",
+                )
         return
-    for key, role, name in _engines(config):
+    for key, role, name in engines(config):
         if plugin_spec(role, name, key).capabilities.get("lora") is False:
             raise CapabilityError(f"model.lora.rank={lora.rank}: {key}={name} trains or serves full weights only")
     if lora.dropout and algorithm.capabilities.get("needs_log_probs"):
@@ -110,25 +94,14 @@ def _check_lora(config: RunConfig, algorithm: PluginSpec) -> None:
         )
 
 
-def _check_correction(config: RunConfig, algorithm: PluginSpec) -> None:
-    correction = config.rollout_correction
-    if correction.mode == "off":
-        if correction.importance != "off" or correction.reject:
-            raise ConfigError(
-                "rollout_correction has settings, but rollout_correction.mode=off ignores them",
-                remedy="set rollout_correction.mode",
-                choices=("decoupled", "bypass"),
-            )
-    elif not algorithm.capabilities.get("needs_log_probs"):
+def _check_given_samples(config: RunConfig, algorithm: PluginSpec) -> None:
+    """Imitating the policy's own samples would train it towards what it does already."""
+    if algorithm.capabilities.get("needs_given_samples") and not gives_samples(config):
         raise CapabilityError(
-            f"rollout_correction.mode={correction.mode}: algorithm '{algorithm.name}' takes no ratios to correct",
-            remedy="set rollout_correction.mode=off",
-        )
-    if correction.mode == "bypass" and correction.importance != "off":
-        raise ConfigError(
-            f"rollout_correction.importance={correction.importance}: mode 'bypass' takes ratios against the rollout "
-            "itself, so there is nothing left to weigh",
-            remedy="set rollout_correction.importance=off, or mode=decoupled",
+            f"algorithm '{algorithm.name}' imitates samples, whatever their reward, but rollout.engine="
+            f"{config.rollout.engine} would give it the policy's own",
+            remedy="set rollout.engine=dataset, and data.targets to the fields that hold the samples",
+            choices=engines_that_give(),
         )
 
 
@@ -211,7 +184,3 @@ def _check_step_kind(config: RunConfig, algorithm: PluginSpec, options: Any) -> 
             f"'{algorithm.name}' needs",
             remedy="set algorithm.noise_level above 0",
         )
-
-
-def _listed(kinds: Iterable[str]) -> str:
-    return " and ".join(sorted(kinds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omni_portable.config.convert import Source, build, suggest
+from omni_portable.config.convert import Source, build, show, suggest
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
@@ -27,10 +27,14 @@ def plugin_spec(kind: str, name: str, key: str) -> PluginSpec:
         PluginError: the plugin is registered but broken.
     """
     known = registry.names(kind)
-    if not isinstance(name, str) or name not in known:
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{key}={show(name)}: it must be a text, the name of a {kind.replace('_', ' ')}", choices=known
+        )
+    if name not in known:
         raise ConfigError(
             f"{key}={name}: no {kind.replace('_', ' ')} of that name is installed",
-            remedy=suggest(str(name), known) or "install the package that registers it",
+            remedy=suggest(name, known) or "install the package that registers it",
             choices=known,
         )
     return registry.spec(kind, name)
@@ -40,6 +44,12 @@ def gives_samples(config: RunConfig) -> bool:
     """Whether the rollout engine takes training samples from the dataset (validation is drawn either way)."""
     spec = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine")
     return bool(spec.capabilities.get("given_samples"))
+
+
+def engines_that_give() -> list[str]:
+    """Rollout engines that take training samples from the dataset."""
+    names = registry.names("rollout_engine")
+    return [name for name in names if registry.spec("rollout_engine", name).capabilities.get("given_samples")]
 
 
 def declared_modality(kind: str, options: Any) -> str:

@@ -349,13 +349,14 @@ class RolloutCorrectionConfig:
     importance: str = "off"
     """Weights exp(actor - rollout): 'off', per 'step', or per 'trajectory' (sum over its stored steps)."""
     threshold: float = 2.0
-    """Weights are truncated at this."""
+    """Weights are truncated at this; they are 1 where both engines agree."""
     lower: float = 0.0
     """Above 0: weights outside [lower, threshold] become 0 instead."""
     normalize: bool = False
     """Divide the weights by their mean over the rollout."""
     reject: dict[str, str] = field(default_factory=dict)
-    """Statistic of a sample -> bounds beyond which it is not trained on, e.g. {mean_k3: '0.01', mean_k1: 0.5_2}."""
+    """Statistic of a sample -> bounds beyond which it is not trained on, e.g. {mean_k3: '0.01', mean_k1: '0.5_2'}. In
+    quotes, since YAML and the command line read 0.5_2 as 0.52."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from omni_portable.config.assets import BUILTIN, check_source, packaged
 from omni_portable.config.batches import check_batches
 from omni_portable.config.convert import MISSING, Source, naming, suggest
 from omni_portable.config.drawing import check_drawing
+from omni_portable.config.kinds import check_kind_keys, check_kinds
 from omni_portable.config.media import check_media
 from omni_portable.config.modes import check_mode
 from omni_portable.config.pairing import check_pairs
@@ -18,6 +19,8 @@ from omni_portable.config.plugins import (
     algorithm_name,
     algorithm_options,
     declared_modality,
+    engines_that_give,
+    gives_samples,
     plugin_options,
     plugin_spec,
     scorer_options,
@@ -37,6 +40,8 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     source = source or Source()
     check_values(config, source)
     _check_given(config, source)
+    check_kinds(config)
+    check_kind_keys(config, source)
     check_batches(config, source)
     _check_device(config)
     _check_sections(config, source)
@@ -149,6 +154,13 @@ def _check_scorer(config: RunConfig, name: str, section: Any, source: Source) ->
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise ConfigError(f"{source.describe(f'{key}.weight', weight)}: '{key}.weight' must be a finite number")
     check_number(f"{key}.weight", weight, WEIGHT, source)
+    engine = config.rollout.engine
+    if weight and spec.capabilities.get("needs_given_samples") and not gives_samples(config):
+        raise CapabilityError(
+            f"{key}.kind={kind} scores samples that the dataset gives; what rollout.engine={engine} draws has no score",
+            remedy="set rollout.engine=dataset, or use another scorer",
+            choices=engines_that_give(),
+        )
     _check_artifacts(config, key, spec.capabilities.get("artifacts"), scorer_options(config, name, source))
     return float(weight)
 
@@ -183,6 +195,12 @@ def _check_algorithm_options(options: Any, num_steps: int) -> None:
 def _check_trainer(config: RunConfig, source: Source) -> None:
     trainer = config.trainer
     check_mode(config, source)
+    if not trainer.loggers:
+        raise ConfigError(
+            f"{source.describe('trainer.loggers', trainer.loggers)}: nothing of the run would be recorded",
+            remedy="set trainer.loggers=[jsonl], which the report is made from",
+            choices=registry.names("logger"),
+        )
     if len(set(trainer.loggers)) < len(trainer.loggers):
         raise ConfigError(f"trainer.loggers={trainer.loggers} names a logger twice", remedy="name each once")
     named = trainer.resume not in ("never", "auto")

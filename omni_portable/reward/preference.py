@@ -72,4 +72,5 @@ SPEC = PluginSpec(
     summary="1 for the chosen sample of a given pair and 0 for the other, or the dataset's own scores",
     target="omni_portable.reward.preference:PreferenceScorer",
     options=PreferenceOptions,
+    capabilities={"needs_given_samples": True},
 )

@@ -42,7 +42,11 @@ def test_packaged_recipes_train_on_given_samples_and_validate_on_drawn_ones(tmp_
     ("overrides", "message"),
     [
         (["algorithm={name: flow_grpo}", "rollout.n=1"], "flow_grpo"),
-        (["rollout.engine=native"], "data.targets is set, but rollout.engine=native draws its samples itself"),
+        (["rollout.engine=native"], "algorithm 'sft' imitates samples"),
+        (
+            ["rollout.engine=native", "algorithm={name: diffusion_dpo}", "rollout.n=2"],
+            "data.targets is set, but rollout.engine=native draws its samples itself",
+        ),
         (["data.targets={}"], "rollout.engine=dataset takes samples from the dataset, but data.targets is empty"),
         (["data.targets={video: {fields: [img_win]}}"], "model family 'sd3' makes no artifact 'video'"),
     ],

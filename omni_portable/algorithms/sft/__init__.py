@@ -22,5 +22,5 @@ SPEC = PluginSpec(
     summary="Supervised fine-tuning: flow matching on the media of a dataset (rollout.engine=dataset)",
     target="omni_portable.algorithms.sft.algorithm:SFT",
     options=SFTOptions,
-    capabilities={"kind": "diffusion", "needs_log_probs": False, "min_group_size": 1},
+    capabilities={"kind": "diffusion", "needs_log_probs": False, "min_group_size": 1, "needs_given_samples": True},
 )
