@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from omni_portable.cli import conformance, data, doctor, placement, plan, quickstart, recipes, report, simulate, train
-from omni_portable.cli.stopping import stop_like_ctrl_c, stopped
+from omni_portable.cli.stopping import stop_like_ctrl_c, stopped, undisturbed
 from omni_portable.contracts.errors import OmniPortableError
 
 OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             # If the signal came inside exec() of a string, as dataclasses run it at import, `python -m` would end by
             # SIGINT whatever is returned here; CPython forgets it at the next such call.
-            exec("")
+            with undisturbed():
+                exec("")
         except SystemExit as error:
             if error.code != signal.SIGTERM:  # a library took SIGTERM over, and ends with the number of the signal
                 raise
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if end.by is None:
                 raise
             # Else it follows from the signal, which parts of the run may have got as well; log.txt has it.
-        _say(f"\nomni-portable: {end.text}. {_resume_hint(arguments)}".rstrip())
+        with undisturbed(last=argv is None):
+            _say(f"\nomni-portable: {end.text}. {_resume_hint(arguments)}".rstrip())
         return end.exit_code
 
 

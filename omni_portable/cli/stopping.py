@@ -66,6 +66,28 @@ def stop_like_ctrl_c() -> Iterator[Stopped]:
         _current = before
 
 
+@contextmanager
+def undisturbed(last: bool = False) -> Iterator[None]:
+    """Ignore a second Ctrl-C while the message about the first is written.
+
+    Args:
+        last: nothing comes after this but the end of the process: a further signal then ends it at once, without the
+            traceback that Python would show.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)}
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            handled = handler is signal.default_int_handler or handler is _handle
+            signal.signal(number, signal.SIG_DFL if last and handled else handler)
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
     """Hand over to whoever handles Ctrl-C now: an event loop cancels its task, else KeyboardInterrupt is raised."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)

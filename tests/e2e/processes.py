@@ -38,7 +38,8 @@ def _child(argv: list[str], log: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1)
     from omni_portable.cli import main
 
-    sys.exit(main(argv))
+    sys.argv = ["omni-portable", *argv]
+    sys.exit(main())
 
 
 @dataclass

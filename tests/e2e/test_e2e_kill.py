@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,16 +112,87 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on(
     assert sorted(metrics(run_dir)) == [0, 1, 2]
 
 
-def test_ctrl_c_says_how_to_go_on(workshop: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "code", "words"),
+    [
+        ((signal.SIGINT,), 130, "interrupted"),
+        ((signal.SIGINT, signal.SIGINT), 130, "interrupted"),
+        ((signal.SIGTERM,), 143, "stopped by SIGTERM"),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGTERM), 143, "stopped by SIGTERM"),
+        ((signal.SIGHUP,), 129, "stopped by SIGHUP"),
+    ],
+)
+def test_a_signal_says_how_to_go_on(
+    numbers: tuple[signal.Signals, ...], code: int, words: str, workshop: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     command = start(
         tmp_path / "log", "train", workshop / "recipe.yaml", f"trainer.run_dir={run_dir}", "trainer.total_steps=50"
     )
     assert command.wait_for(lambda: bool(list_checkpoints(run_dir / "checkpoints")), "a checkpoint")
-    command.signal(signal.SIGINT)
-    assert command.wait() == 130
-    assert "interrupted" in command.output()
+    for number in numbers:
+        if command.running:
+            command.signal(number)
+            time.sleep(0.05)
+    # After its message a further signal ends the process by itself, which shells show as the same code.
+    assert command.wait() in (code, *(-number for number in numbers[1:]))
+    assert words in command.output()
     assert "trainer.resume=auto" in command.output()
     assert "Traceback" not in command.output()
+    log = (run_dir / "log.txt").read_text()
+    assert "the run stopped" in log
+    if signal.SIGINT not in numbers:
+        assert f"{numbers[0].name} arrived" in log
     for folder in list_checkpoints(run_dir / "checkpoints"):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_scorer_that_hangs_does_not_hold_a_signal_up(number: signal.Signals, workshop: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from omni_portable.reward import jpeg_scorer\n"
+        "def hang(self, batch):\n"
+        "    print('hanging', flush=True)\n"
+        "    threading.Event().wait()\n"
+        "for name in dir(jpeg_scorer):\n"
+        "    if name.startswith('Jpeg') and name.endswith('ility'):\n"
+        "        getattr(jpeg_scorer, name).score = hang\n"
+        "from omni_portable.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", code, "train", str(workshop / "recipe.yaml"), f"trainer.run_dir={tmp_path / 'r'}"]
+    process = subprocess.Popen(
+        [*command, "trainer.validate_before=false", "reward.timeout_s=1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        while "hanging" not in (line := process.stdout.readline()):
+            assert line, "the run ended before it scored"
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert "trainer.resume=auto" in said
+    assert "Traceback" not in said
+
+
+def test_a_changed_prompt_file_is_refused_and_the_earlier_one_goes_on(workshop: Path, train, tmp_path: Path) -> None:
+    prompts, run_dir = tmp_path / "own.jsonl", tmp_path / "run"
+    before = (workshop / "train.jsonl").read_text()
+    prompts.write_text(before)
+    own = f"data.train={prompts}"
+    assert train(run_dir, own, "trainer.total_steps=1").code == 0
+    prompts.write_text(before.replace("map", "mop"))
+    outcome = train(run_dir, own, "trainer.total_steps=2", "trainer.resume=auto")
+    assert outcome.code == 1
+    assert f"other contents of data.train ({prompts})" in outcome.err
+    prompts.write_text(before)
+    assert train(run_dir, own, "trainer.total_steps=2", "trainer.resume=auto").code == 0
+    outcome = train(run_dir, own, "trainer.total_steps=1", "trainer.resume=auto")
+    assert (outcome.code, "beyond trainer.total_steps=1: 2 steps are done" in outcome.err) == (1, True)

@@ -18,7 +18,7 @@ from reward_samples import sample
 from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError, NonFiniteError, RewardError
-from omni_portable.contracts.registry import NoOptions, PluginSpec
+from omni_portable.contracts.registry import NoOptions
 from omni_portable.contracts.reward import RewardOutput, RewardSample, ScorerRequirements
 from omni_portable.reward.background import in_daemon_thread
 from omni_portable.reward.compose import MOST_RETRIES, RewardComposer, WeightedScorer
@@ -186,9 +186,8 @@ def test_a_scorer_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, 
         raise error
 
     monkeypatch.setattr(registry, "load", lambda group, name: make)
-    monkeypatch.setattr(registry, "spec", lambda group, name: PluginSpec(name, "", "x:y"))
-    with pytest.raises(RewardError, match=f"the scorer 'mine' of kind 'odd' cannot be set up: {type(error).__name__}"):
-        RewardComposer.from_config(RewardConfig(scorers={"mine": {"kind": "odd"}}))
+    with pytest.raises(RewardError, match=f"'mine' of kind 'exact_match' cannot be set up: {type(error).__name__}"):
+        RewardComposer.from_config(RewardConfig(scorers={"mine": {"kind": "exact_match"}}))
 
 
 def test_the_event_loop_ends_while_a_scorer_hangs() -> None:
