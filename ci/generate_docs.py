@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from ci.docs_algorithms import algorithm_pages  # noqa: E402
 from ci.docs_models import models_page  # noqa: E402
 from ci.docs_tables import NOTE, allowed, capability, key_table, row  # noqa: E402
-from omni_portable.config.catalogue import catalogue  # noqa: E402
+from omni_portable.config.catalogue import TESTED, catalogue  # noqa: E402
 from omni_portable.config.loader import load_config  # noqa: E402
 from omni_portable.config.plan import plan_text  # noqa: E402
 from omni_portable.config.schema import RunConfig  # noqa: E402
@@ -114,26 +114,34 @@ def recipes_page() -> str:
         NOTE,
         "The packaged recipes. Run one with `omni-portable train NAME`; `omni-portable recipes show NAME` prints all",
         "its keys, `omni-portable recipes list --json` this table. Names that end in `_tiny` run on any machine, no",
-        "download needed; the tests train each of them. The others have published sizes: on this kind of machine only",
-        "their configuration and plan are checked, and their tiny twin is trained.\n",
+        f"download needed; the tests train each of them ({TESTED}). The others have published sizes and were not",
+        "run: their configuration and plan are checked, and where there is a tiny twin, the tests train that one.",
+        "Rewards that the sources take from models are not packaged; what stands for them is said with each recipe.\n",
         "| recipe | algorithm | trains | rewards | engine, device | status | settings of |",
         "|---|---|---|---|---|---|---|",
     ]
     for entry in catalogue():
         cells = [
-            f"[`{entry.name}`](#{entry.name.replace('/', '')})",
+            f"[`{entry.name}`](#{anchor(entry.name)})",
             entry.algorithm,
             entry.trains,
             ", ".join(entry.rewards),
             f"{entry.engine}, {entry.device}",
             entry.status,
-            entry.source,
+            entry.source + (f" (with [differences](#{anchor(entry.name)}))" if entry.differs else ""),
         ]
         lines.append(row(cells))
     for entry in catalogue():
         plan = plan_text(load_config(entry.name))
-        lines += ["", f"## {entry.name}\n", f"{entry.summary}\n", "```text", plan, "```"]
+        lines += ["", f"## {entry.name}\n", f"{entry.summary}\n"]
+        lines += [f"- differs from its source: {text}" for text in entry.differs] + [""] * bool(entry.differs)
+        lines += ["```text", plan, "```"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def anchor(recipe: str) -> str:
+    """Of a recipe's heading."""
+    return recipe.replace("/", "")
 
 
 def sections(cls: type, key: str = "") -> Iterator[tuple[str, type]]:

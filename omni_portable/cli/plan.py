@@ -20,8 +20,8 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="say what a recipe needs on a device that need not be here",
         description="Resolve a recipe for any device, without hardware: attention kernels, dtype, collectives, memory, "
-        "packages. Exit code 0: it can run there, as far as can be known; 1: it cannot, and why; 2: no such recipe, "
-        "key or device.",
+        "packages. Exit code 0: nothing known forbids it (the first line says what is not known); 1: it cannot run "
+        "there, and why; 2: no such recipe, key or device.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -66,8 +66,24 @@ def list_all(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration; `omni-portable train` takes it back as a recipe."""
+    """Print the resolved configuration; `omni-portable train` takes it back as a recipe. Comments at its head say what
+    a packaged one is, whose settings it has, and in what it is not like that source."""
     from omni_portable.config.loader import load_config, to_yaml
 
-    print(to_yaml(load_config(arguments.name)), end="")
+    text = to_yaml(load_config(arguments.name))
+    print("".join(f"# {line}\n" for line in about(arguments.name)) + text, end="")
     return 0
+
+
+def about(name: str) -> list[str]:
+    """What the catalogue says of a recipe, as lines; nothing for a file that is not packaged."""
+    from omni_portable.config.catalogue import list_recipes, recipe_entry
+    from omni_portable.config.recipes import find_recipe, recipe_root
+
+    path, names = find_recipe(name), list_recipes()
+    packaged = [known for known in names if (recipe_root() / f"{known}.yaml").resolve() == path.resolve()]
+    if not packaged:
+        return []
+    entry = recipe_entry(packaged[0], names)
+    differs = [f"differs from the source: {text}" for text in entry.differs]
+    return [f"{entry.name}: {entry.summary}", f"settings of: {entry.source}", *differs, f"status: {entry.status}"]

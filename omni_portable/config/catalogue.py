@@ -1,13 +1,14 @@
 """What the packaged recipes are, without composing them: the fields of `omni-portable recipes list --json`.
 
-A recipe says of itself, in the comment at its head, what it is (its first sentence) and whose settings it has (a line
-'Source: ...'). The rest is read from its keys. Torch-free.
+A recipe says of itself, in the comment at its head, what it is (its first sentence), whose settings it has (a line
+'Source: ...') and in what it is not like that source (lines 'Differs: ...', also those of the recipes that it extends).
+The rest is read from its keys. Torch-free.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,9 @@ from omni_portable.config.schema import RunConfig
 TINY = "_tiny"
 """How the names of recipes end that run anywhere in seconds or minutes; without it, that of the recipe they stand for.
 Every one of them is run by the tests."""
-TESTED, PLANNED = "tested tiny on CPU", "planned"
+TESTED, TWIN, PLANNED = "tested tiny on CPU", "composed and planned; its tiny twin is tested", "composed and planned"
 OWN = "Omni-Portable"
+SOURCE, DIFFERS = "Source:", "Differs:"
 _SENTENCE = re.compile(r"(?<!\bDr)\.\s+(?=[A-Z'\"(])")
 
 Size = Literal["tiny", "full"]
@@ -38,8 +40,10 @@ class RecipeEntry:
         size: 'tiny', or 'full' for published sizes.
         trains: 'LoRA RANK' or 'all weights'.
         rewards: kinds of the scorers that count, sorted.
-        status: :data:`TESTED` where it, or its tiny twin, is run by the tests; :data:`PLANNED` otherwise. A full-size
-            recipe is not run on this kind of machine: its configuration and plan are checked.
+        differs: in what it is not like its source: 'which reward, instead of which'; one text for each thing.
+        status: :data:`TESTED` for tiny ones, which the tests run. A full-size recipe is not run on this kind of
+            machine: its configuration and plan are checked, and with :data:`TWIN` a tiny recipe stands for it in the
+            tests; otherwise :data:`PLANNED`.
         source: whose published settings it has.
         twin: the tiny recipe that stands for it in the tests; '' for tiny ones and where there is none.
     """
@@ -53,6 +57,7 @@ class RecipeEntry:
     rewards: tuple[str, ...]
     engine: str
     device: str
+    differs: tuple[str, ...]
     status: str
     source: str
     twin: str
@@ -90,7 +95,8 @@ def recipe_entry(name: str, names: Sequence[str]) -> RecipeEntry:
         rewards=tuple(sorted({str(section["kind"]) for section in scorers if section.get("weight", 1.0)})),
         engine=keys.get("rollout", {}).get("engine", defaults.rollout.engine),
         device=keys.get("device", {}).get("name", defaults.device.name),
-        status=TESTED if twin or size_of(name) == "tiny" else PLANNED,
+        differs=_differs(name, path, names),
+        status=TESTED if size_of(name) == "tiny" else TWIN if twin else PLANNED,
         source=_source(name, names),
         twin=twin,
     )
@@ -109,7 +115,7 @@ def merged_keys(path: Path) -> dict[str, Any]:
 
 def summary(path: Path) -> str:
     """The first sentence of the comment at a recipe's head, in one line; '' without a comment."""
-    text = " ".join(line for line in _head(path) if not line.startswith("Source:"))
+    text = " ".join(line for line in _head(path) if not line.startswith((SOURCE, DIFFERS)))
     first = _SENTENCE.split(text, maxsplit=1)[0]
     return first if first.endswith(".") or not first else f"{first}."
 
@@ -119,9 +125,26 @@ def _source(name: str, names: Sequence[str]) -> str:
     of = name.removesuffix(TINY)
     for each in (name, of if of in names else name):
         for line in _head(find_recipe(each)):
-            if line.startswith("Source:"):
-                return line.removeprefix("Source:").strip()
+            if line.startswith(SOURCE):
+                return line.removeprefix(SOURCE).strip()
     return OWN
+
+
+def _differs(name: str, path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Its own 'Differs:' lines before those of what it extends; of a tiny one that everything is small."""
+    if _source(name, names) == OWN:
+        return ()
+    if size_of(name) == "tiny":
+        return ("model, sizes, data and rewards are tiny ones",)
+    return tuple(dict.fromkeys(_differences(path)))
+
+
+def _differences(path: Path) -> Iterator[str]:
+    """'Differs:' lines of a file, then those of the files in its defaults list."""
+    yield from (line.removeprefix(DIFFERS).strip() for line in _head(path) if line.startswith(DIFFERS))
+    for entry in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []):
+        if entry != "_self_":
+            yield from _differences(_extended(path, str(entry)))
 
 
 def _head(path: Path) -> list[str]:

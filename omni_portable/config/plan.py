@@ -38,35 +38,33 @@ def _rollout_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     rollout = config.rollout
     guided = " (each of twice the batch, for guidance)" if rollout.guidance_scale != 1 else ""
     return [
-        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} samples "
-        f"of {rollout.height} x {rollout.width} pixels",
-        f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size} x {rollout.num_steps} denoising steps = "
-        f"{batches.packs * rollout.num_steps} forwards{guided}",
+        f"{_drawn(batches, 'sample')} of {rollout.height} x {rollout.width} pixels",
+        f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size} x "
+        f"{_several(rollout.num_steps, 'denoising step')} = "
+        f"{_several(batches.packs * rollout.num_steps, 'forward')}{guided}",
     ]
 
 
 def _given_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     """Of an engine that takes samples from the dataset: nothing is denoised or generated."""
     return [
-        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} samples "
-        f"from the dataset ({', '.join(config.data.targets)}), none of them drawn",
+        f"{_drawn(batches, 'sample')} from the dataset ({', '.join(config.data.targets)}), none of them drawn",
     ]
 
 
 def _response_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     most = config.rollout.max_new_tokens
     return [
-        f"each rollout: {batches.prompts} prompts x {batches.samples_per_prompt} samples = {batches.samples} responses "
-        f"of up to {_several(most, 'token')}",
+        f"{_drawn(batches, 'response')} of up to {_several(most, 'token')}",
         f"  {_several(batches.packs, 'pack')} of up to {batches.pack_size}: a forward for each token of the longest "
-        f"response, and one to score the pack = up to {batches.packs * (most + 1)} forwards",
+        f"response, and one to score the pack = up to {_several(batches.packs * (most + 1), 'forward')}",
     ]
 
 
 def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, tokens: bool) -> Sequence[str]:
     micro = batches.micro_batches * batches.mini_batches * batches.epochs
-    forwards = f"{micro * trained} forward-backward passes" if trained else f"{micro} micro-batches"
-    window = f" x {trained} stochastic steps" if trained else " x the algorithm's noise levels"
+    forwards = _several(micro * trained, "forward-backward pass") if trained else _several(micro, "micro-batch")
+    window = f" x {_several(trained, 'stochastic step')}" if trained else " x the algorithm's noise levels"
     window = "" if tokens else window
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
@@ -79,7 +77,7 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, token
     micro_batches = _several(batches.micro_batches, "micro-batch")
     lines = [
         f"each update: {passes} over {_several(batches.mini_batches, 'mini-batch')} of "
-        f"{batches.mini_batch_size} samples = {steps} on {what}",
+        f"{_several(batches.mini_batch_size, 'sample')} = {steps} on {what}",
         f"  {micro_batches} of {batches.micro_batch_size}{last} per mini-batch{window}: {forwards} per rollout",
     ]
     compared = tokens or trained is not None
@@ -89,7 +87,7 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, token
 def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
     steps = config.trainer.total_steps
     lines = [
-        f"the run: {_several(steps, 'rollout')}, {steps * batches.samples} samples, "
+        f"the run: {_several(steps, 'rollout')}, {_several(steps * batches.samples, 'sample')}, "
         f"{_several(steps * batches.optimizer_steps, 'optimizer step')}",
     ]
     lines += _mode_lines(config)
@@ -97,7 +95,9 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
         every = config.trainer.validate_interval
         when = "before and after" if config.trainer.validate_before else "after"
         lines.append(
-            f"  validation {when} training" + (f" and every {every} steps" if every else "") + _differs(config)
+            f"  validation {when} training"
+            + (f" and every {_several(every, 'step')}" if every else "")
+            + _differs(config)
         )
     else:
         lines.append("  no validation: data.validation is empty")
@@ -129,6 +129,12 @@ def _differs(config: RunConfig) -> str:
     return f", with {changes}" if changes else ""
 
 
+def _drawn(batches: Batches, noun: str) -> str:
+    """'each rollout: 2 prompts x 8 samples = 16 responses'."""
+    each = f"{_several(batches.prompts, 'prompt')} x {_several(batches.samples_per_prompt, 'sample')}"
+    return f"each rollout: {each} = {_several(batches.samples, noun)}"
+
+
 def _several(count: int, noun: str) -> str:
-    """'1 step', '2 steps', '2 mini-batches'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
+    """'1 step', '2 steps', '2 mini-batches', '2 passes'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"

@@ -16,7 +16,7 @@ its media before the text, in the order of `data.media`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from omni_portable.config.shown import shown
@@ -74,6 +74,28 @@ def without_placeholders(text: str, where: str, field: str) -> str:
             remedy="put placeholders first, or leave them out: media are shown before the text",
         )
     return rest
+
+
+def shown_text(text: str, media: Sequence[str], where: str, field: str) -> str:
+    """The text for a model that reads its media where the text marks them, and before it where nothing does: marks at
+    the beginning are left out, others stay with all that there are.
+
+    Args:
+        media: 'image', 'video' or 'audio' of each medium.
+
+    Raises:
+        DataError: marks further on that are not those of the media, each once.
+    """
+    rest = _LEADING.sub("", text, count=1) if _LEADING.match(text) else text
+    marks = [mark[1:-1] for mark in re.findall(PLACEHOLDER, text)]
+    if not re.search(PLACEHOLDER, rest):
+        return rest
+    if sorted(marks) != sorted(media):
+        raise DataError(
+            f"{where}: field '{field}' marks {marks} in its text, but the row has {list(media)}",
+            remedy="mark each medium once, or none of them: then media are shown before the text",
+        )
+    return text
 
 
 def _messages(messages: list[Mapping[str, Any]], where: str, field: str) -> dict[str, str]:

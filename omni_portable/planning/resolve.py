@@ -83,7 +83,7 @@ def make_plan(
         environment=dict(profile.environment),
         memory=memory,
         stack=_stack(target),
-        assumptions=(*METHOD, *(outline.sizes.formulas() if outline.sizes else ()), *outline.notes),
+        assumptions=(*_method(memory, outline), *outline.notes),
         notes=profile.notes,
     )
 
@@ -105,6 +105,13 @@ def _memory(
     family = next((plan.family for plan in attention if plan.component == outline.trainable), "")
     shards = use.used if is_sharded(config) else 1
     return plan_memory(gather(config, outline, outline.sizes, dtype, family, shards), target, capacity)
+
+
+def _method(memory: Memory, outline: ModelOutline) -> tuple[str, ...]:
+    """What the estimate took for granted, and its formulas; nothing where none was made."""
+    if memory.peak_bytes is None or outline.sizes is None:
+        return ()
+    return (*METHOD, *outline.sizes.formulas())
 
 
 def _verdict(reasons: Sequence[Reason], memory: Memory, outline: ModelOutline) -> Verdict:

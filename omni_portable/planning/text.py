@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from omni_portable.planning.memory import gib
 from omni_portable.planning.plan import AttentionPlan, Change, Item, Memory, Plan, Reason
 
-_VERDICTS = {
-    "runs": "can run there",
-    "unknown": "can run there as far as is known (see the warnings)",
-    "cannot_run": "cannot run there",
+_GAPS = {
+    "sizes_unknown": "its memory was NOT estimated, so whether it fits is not known",
+    "capacity_unknown": "how much memory is there is not known, so neither is whether it fits",
 }
+"""Status of the memory -> what the verdict leaves open."""
 
 
 def plan_as_text(plan: Plan) -> str:
     """Verdict and reasons first, then every section."""
-    lines = [f"{plan.recipe} on {plan.where}: {_VERDICTS[plan.verdict]}"]
+    lines = [f"{plan.recipe} on {plan.where}: {verdict(plan)}"]
     for reason in plan.reasons:
         lines += _reason("because", reason)
     for warning in plan.warnings:
@@ -29,9 +29,22 @@ def plan_as_text(plan: Plan) -> str:
     lines += _section("environment", [f"{name}={value}" for name, value in plan.environment.items()])
     lines += ["", *_memory(plan.memory)]
     lines += ["", *_stack(plan)]
-    lines += ["", "assumptions", *(f"  - {one}" for one in plan.assumptions)]
+    if plan.assumptions:
+        lines += ["", "assumptions", *(f"  - {one}" for one in plan.assumptions)]
     lines += ["", f"about {plan.where}", *(f"  - {one}" for one in plan.notes)]
     return "\n".join(lines)
+
+
+def verdict(plan: Plan) -> str:
+    """The headline: whether it can run there, and what that answer leaves open."""
+    if plan.verdict == "cannot_run":
+        return "cannot run there"
+    if plan.verdict == "runs":
+        return "can run there"
+    gaps = [_GAPS[plan.memory.status]] if plan.memory.status in _GAPS else []
+    if any(warning.about == "attention" for warning in plan.warnings):
+        gaps.append("which attention kernels it needs is not known")
+    return f"nothing known forbids it, but {'; and '.join(gaps)}"
 
 
 def _section(title: str, entries: list[str]) -> Iterator[str]:

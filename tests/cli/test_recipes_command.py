@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from omni_portable.cli import main
 from omni_portable.config.loader import list_recipes, load_config
@@ -33,7 +34,7 @@ def test_every_published_row_has_a_recipe_and_a_tiny_twin_that_is_tested(listed)
     assert list(entries) == list_recipes()
     for row in ROWS:
         entry = entries[row["recipe"]]
-        assert (entry["size"], entry["status"]) == ("full", "tested tiny on CPU"), row
+        assert (entry["size"], entry["status"]) == ("full", "composed and planned; its tiny twin is tested"), row
         twin = entries[entry["twin"]]
         assert (twin["family"], twin["algorithm"]) == (entry["family"], entry["algorithm"]), row
         assert twin["size"] == "tiny"
@@ -44,7 +45,8 @@ def test_recipes_say_what_they_are(listed):
         assert entry["summary"].endswith("."), entry["name"]
         assert len(entry["summary"]) < 200, entry["name"]
         assert entry["rewards"], entry["name"]
-        assert (entry["status"] == "planned") == (entry["size"] == "full" and not entry["twin"])
+        assert (entry["status"] == "composed and planned") == (entry["size"] == "full" and not entry["twin"])
+        assert isinstance(entry["differs"], list)
 
 
 @pytest.mark.parametrize("row", SETTLED, ids=[row["recipe"] for row in SETTLED])
@@ -98,3 +100,14 @@ def test_what_is_shown_is_a_recipe_again(tmp_path, capsys):
 def test_an_unknown_recipe_cannot_be_shown(capsys):
     assert main(["recipes", "show", "sd3/nothing"]) == 2
     assert "no recipe 'sd3/nothing'" in capsys.readouterr().err
+
+
+def test_show_says_whose_settings_and_what_differs(capsys, tmp_path):
+    assert main(["recipes", "show", "wan22/dance_grpo_t2v"]) == 0
+    shown = capsys.readouterr().out
+    assert "# settings of: VeRL-Omni, run_wan22_5b_t2v_hpsv3_auto\n" in shown
+    assert "# differs from the source: checks of motion and light are rewarded, instead of" in shown
+    assert yaml.safe_load(shown)["model"]["family"] == "wan22"
+    (tmp_path / "own.yaml").write_text(shown)
+    assert main(["recipes", "show", str(tmp_path / "own.yaml")]) == 0
+    assert not capsys.readouterr().out.startswith("#"), "nothing is known of a file of somebody's own"

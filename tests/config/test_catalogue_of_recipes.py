@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_portable.config.catalogue import OWN, catalogue, merged_keys, summary
+from omni_portable.config.catalogue import OWN, TESTED, TWIN, catalogue, merged_keys, summary
 from omni_portable.config.loader import list_recipes, load_config
 
 ONE_PER_FAMILY = list({name.partition("/")[0]: name for name in list_recipes()}.values())
@@ -33,11 +33,39 @@ def test_a_twin_has_the_settings_of_its_recipe():
     assert entries["sd3/sft_glyphs_tiny"].source == OWN
 
 
+STAND_INS = {"jpeg_compressibility", "ocr", "video_motion", "video_flicker", "audio_energy"}
+"""Scorers that need no model; the published runs have reward models or judges in their places."""
+
+
+@pytest.mark.parametrize("entry", [e for e in catalogue(size="full") if e.source != OWN], ids=lambda e: e.name)
+def test_another_reward_than_the_source_s_is_said(entry):
+    if STAND_INS & set(entry.rewards):
+        assert any("reward" in text or "scores" in text for text in entry.differs)
+    assert "recipe)" not in entry.summary, "settings of a recipe with another reward are not that recipe"
+
+
+def test_what_differs_is_read_from_all_that_is_extended():
+    entries = {entry.name: entry for entry in catalogue()}
+    own, shared = entries["wan22/dance_grpo_t2v"].differs
+    assert "9 frames" in own
+    assert "HPSv3" in shared
+    assert "Qwen3-VL" in entries["qwen_image/grpo_guard_ocr"].differs[0]
+    assert entries["qwen_image/grpo_guard_ocr_tiny"].differs == ("model, sizes, data and rewards are tiny ones",)
+    assert entries["wan22/diffusion_nft_t2v"].differs == ()  # its settings are ours
+
+
+def test_a_full_size_recipe_is_not_called_tested():
+    for entry in catalogue():
+        assert (entry.status == TESTED) == (entry.size == "tiny")
+        assert (entry.status == TWIN) == bool(entry.twin)
+
+
 def test_extended_recipes_and_sentences(tmp_path):
     (tmp_path / "_part.yaml").write_text("a: {b: 1, c: 2}\nd: 3\n")
     recipe = tmp_path / "own.yaml"
     recipe.write_text(
-        "# Dr. GRPO on Wan2.2 in two\n# lines. A second sentence.\n# Source: nobody\ndefaults: [_part]\na: {c: 5}\n"
+        "# Dr. GRPO on Wan2.2 in two\n# lines. A second sentence.\n# Source: nobody\n# Differs: all\n"
+        "defaults: [_part]\na: {c: 5}\n"
     )
     assert merged_keys(recipe) == {"a": {"b": 1, "c": 5}, "d": 3}
     assert summary(recipe) == "Dr. GRPO on Wan2.2 in two lines."

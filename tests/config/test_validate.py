@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -217,3 +218,12 @@ def test_the_plan_says_where_validation_differs(recipe):
     keys = ["validation.num_steps=40", "validation.height=1024", "data.validation=held_out.txt"]
     assert "before and after training, with num_steps 40, height 1024" in plan_text(load_config(recipe, keys))
     assert "with num_steps" not in plan_text(load_config(recipe, keys[2:]))
+
+
+def test_the_plan_counts_one_thing_as_one(recipe):
+    """No '1 micro-batches', '1 passes'."""
+    keys = ["data.train_batch_size=1", "rollout.n=2", "rollout.max_num_seqs=2", "algorithm.indices=[1]"]
+    text = plan_text(load_config(recipe, [*keys, "trainer.total_steps=1"]))
+    assert re.findall(r"\b1 [a-z-]+(?:es|[^s]s)\b", text) == []
+    for part in ("= 1 optimizer step", ": 1 forward-backward pass per rollout", "1 prompt x"):
+        assert part in text

@@ -172,6 +172,23 @@ def test_mmk12(convert):
             convert("mmk12", rows[0] | change, source="in.parquet")
 
 
+def test_placeholders_of_media(convert):
+    """Leading ones would stand after the instruction; those amid a question keep their places."""
+    row = {"answer": "B", "image": {"bytes": png(5), "path": None}}
+    leading = row | {"question": "<image>\nHow long is it?"}
+    amid = row | {"question": "In <image>, how long is it?"}
+    first, second = convert("mmk12", leading, amid, source="in.parquet")
+    assert first["prompt"] == f"{BOXED}\n\nHow long is it?"
+    assert second["prompt"] == f"{BOXED}\n\nIn <image>, how long is it?"
+    for question in ("In <image> and <image>, how long?", "<image> Hear <audio>."):
+        with pytest.raises(DataError, match="row 1: field 'question' marks .* but the row has \\['image'\\]"):
+            convert("mmk12", row | {"question": question}, source="in.parquet")
+    (edit,) = convert("image-edit", {"prompt": "<image> Make it red.", "image": "a.png"})
+    assert edit["prompt"] == "Make it red."
+    with pytest.raises(DataError, match="row 1: field 'prompt' has '<image>' in the middle"):
+        convert("image-edit", {"prompt": "Make <image> red.", "image": "a.png"})
+
+
 def test_options_that_stand_on_lines():
     assert options_of("x\nA. 1\n b) 2") == ["A. 1"]
     assert options_of("A. 1\nA. 2") == []

@@ -162,8 +162,21 @@ def test_a_model_that_nobody_knows(plan):
     assert (made.verdict, made.memory.status, made.memory.peak_bytes) == ("unknown", "sizes_unknown", None)
     assert "/models/secret-sd3 is not on this machine" in made.memory.unknown
     assert [one.family for one in made.attention] == ["beam"] * 3
-    assert "unknown: " in plan_as_text(made)
+    headline, _, text = plan_as_text(made).partition("\n")
+    assert "its memory was NOT estimated" in headline and "can run" not in headline
+    assert "unknown: " in text
+    assert not [one for one in made.assumptions if "bytes" in one or "activations" in one or "scorers" in one]
     assert plan("model.path=/models/secret-sd3", "device.attention.vae=sword").verdict == "cannot_run"
+
+
+def test_headlines(plan):
+    assert plan_as_text(plan()).partition("\n")[0].endswith(": can run there")
+    refused = plan("model.path=/models/secret-sd3", "device.attention.vae=sword")
+    assert plan_as_text(refused).partition("\n")[0].endswith(": cannot run there")
+    open_capacity = plan(device="cpu")
+    assert open_capacity.memory.status == "capacity_unknown"
+    assert "how much memory is there is not known" in plan_as_text(open_capacity).partition("\n")[0]
+    assert open_capacity.assumptions
 
 
 def test_a_family_without_an_outline(plan, monkeypatch):
@@ -172,6 +185,8 @@ def test_a_family_without_an_outline(plan, monkeypatch):
     assert made.verdict == "unknown"
     assert made.attention == ()
     assert {warning.about for warning in made.warnings} == {"memory", "attention"}
+    headline = plan_as_text(made).partition("\n")[0]
+    assert "NOT estimated" in headline and "which attention kernels it needs is not known" in headline
 
 
 def test_a_damaged_folder_is_an_error(plan, tmp_path):

@@ -12,7 +12,7 @@ from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.media import MediaArtifact, Modality
 from omni_portable.data.decode import Content
 from omni_portable.data.sources import Samples, Text, source_of, walk
-from omni_portable.data.verl import is_chat, user_text
+from omni_portable.data.verl import is_chat, shown_text, user_text, without_placeholders
 
 ColumnKind = Literal["text", "texts", "number", "image", "video", "audio"]
 MEDIA: Mapping[str, Modality] = {"image": "image", "video": "video", "audio": "audio"}
@@ -106,6 +106,28 @@ class SourceRow:
         raise DataError(
             f"{self.where}: field '{' or '.join(names)}' is missing or empty", choices=sorted(map(str, self.row))
         )
+
+    def prompt(self, *names: str) -> str:
+        """As :meth:`text`, without placeholders of media at its beginning: a model is shown them before the text.
+
+        Raises:
+            DataError: as :meth:`text`, or a placeholder in the middle.
+        """
+        return without_placeholders(self.text(*names), self.where, self._filled(names))
+
+    def question(self, *names: str, media: Sequence[str]) -> str:
+        """As :meth:`prompt`, for models that read media amid the text: there placeholders may stand anywhere.
+
+        Args:
+            media: 'image', 'video' or 'audio' of each medium of the row.
+
+        Raises:
+            DataError: as :meth:`text`, or placeholders amid the text that are not those of the media.
+        """
+        return shown_text(self.text(*names), media, self.where, self._filled(names))
+
+    def _filled(self, names: Sequence[str]) -> str:
+        return next((name for name in names if self.row.get(name) not in (None, "")), names[0])
 
     def optional_text(self, *names: str) -> str | None:
         """As :meth:`text`, or None where none is filled."""

@@ -19,7 +19,7 @@ FRAME_MODES: Mapping[str, tuple[str, ...]] = {
 
 def _edit(source: SourceRow) -> Values:
     return {
-        "prompt": source.text("prompt", "instruction"),
+        "prompt": source.prompt("prompt", "instruction"),
         "image": source.media("image", "images", folders=("", "images")),
     }
 
@@ -32,7 +32,7 @@ def _fl2va(source: SourceRow) -> Values:
     given = {name: content for name, content in named.items() if content is not None}
     if given:
         mode = source.optional_text("frame_mode") or ("first_last" if len(given) == 2 else next(iter(given))[:-6])
-        return {"prompt": source.text("prompt", "text", "caption"), "frame_mode": mode, **given}
+        return {"prompt": source.prompt("prompt", "text", "caption"), "frame_mode": mode, **given}
     mode = source.optional_text("frame_mode") or {1: "first", 2: "first_last"}.get(count, "")
     if mode not in FRAME_MODES:
         raise _wrong_mode(source.where, mode, count)
@@ -44,7 +44,7 @@ def _fl2va(source: SourceRow) -> Values:
             "mend one of both",
         )
     frames = {name: source.media(f"images.{index}") for index, name in enumerate(columns)}
-    return {"prompt": source.text("prompt", "text", "caption"), "frame_mode": mode, **frames}
+    return {"prompt": source.prompt("prompt", "text", "caption"), "frame_mode": mode, **frames}
 
 
 def _wrong_mode(where: str, mode: str, count: int) -> DataError:

@@ -26,7 +26,7 @@ def _images(source: SourceRow) -> Values | LeftOut:
     if "label_0" in source.row:
         return _labelled_images(source)
     return {
-        "prompt": source.text("prompt", "caption"),
+        "prompt": source.prompt("prompt", "caption"),
         "img_win": source.media("img_win", "chosen"),
         "img_lose": source.media("img_lose", "rejected"),
         "win_score": source.number("win_score", 1.0),
@@ -41,7 +41,7 @@ def _labelled_images(source: SourceRow) -> Values | LeftOut:
         return LeftOut("tie")
     win, lose = ("0", "1") if label > 0.5 else ("1", "0")
     return {
-        "prompt": source.text("prompt", "caption"),
+        "prompt": source.prompt("prompt", "caption"),
         "img_win": source.media(f"jpg_{win}"),
         "img_lose": source.media(f"jpg_{lose}"),
         "win_score": 1.0,
@@ -89,7 +89,7 @@ def _answers(source: SourceRow) -> Values | LeftOut:
             raise source.error(side, "is missing or empty")
         sides[side] = found.text.strip()
     scores = {name: source.number(name, default) for name, default in (("win_score", 1.0), ("lose_score", 0.0))}
-    return {"prompt": source.text("prompt", "question"), **sides, **scores, **media}
+    return {"prompt": source.question("prompt", "question", media=list(media)), **sides, **scores, **media}
 
 
 def _judged(source: SourceRow) -> Mapping[str, Any] | LeftOut:

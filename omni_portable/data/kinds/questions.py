@@ -32,7 +32,7 @@ def options_of(text: str) -> list[str]:
 
 
 def _mmk12(source: SourceRow) -> Values:
-    question = source.text("question", "raw_question")
+    question = source.question("question", "raw_question", media=("image",))
     return {
         "prompt": f"{BOXED}\n\n{question}",
         "ground_truth": source.text("answer", "ground_truth"),
@@ -51,7 +51,7 @@ def _avqa(source: SourceRow) -> Values | LeftOut:
     letter = (m.group(1) if (m := _TAGGED.fullmatch(answer)) else answer).strip().upper()
     if letter not in [option[0] for option in options]:
         raise source.error("solution", f"is {shown(answer)}, which names none of the options {[o[0] for o in options]}")
-    problem = source.text("problem", "question")
+    problem = source.question("problem", "question", media=("image", "audio"))
     lines = "\n".join(options)
     return {
         "prompt": f"{CHOICE}\n\n{problem}\nOptions:\n{lines}",
