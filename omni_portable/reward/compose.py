@@ -38,11 +38,16 @@ def join_rewards(parts: Sequence[ComposedReward]) -> ComposedReward:
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """A scorer under the name it has in the recipe."""
+    """A scorer under the name it has in the recipe.
+
+    Args:
+        column_option: its option that names the field of a prompt which it reads; '' without one.
+    """
 
     name: str
     weight: float
     scorer: GuardedScorer
+    column_option: str = ""
 
 
 class RewardComposer:
@@ -84,6 +89,14 @@ class RewardComposer:
         """Artifacts and fields that every sample must have, over all scorers."""
         return self._requires
 
+    def needed_by(self) -> dict[str, str]:
+        """Field of a prompt -> which scorers need it, and what else may be done, as the remedy of an error."""
+        found: dict[str, list[WeightedScorer]] = {}
+        for entry in self._scorers:
+            for name in entry.scorer.requires.fields:
+                found.setdefault(name, []).append(entry)
+        return {name: _needed(entries) for name, entries in found.items()}
+
     def score(self, samples: Sequence[RewardSample]) -> ComposedReward:
         """Score N samples, one scorer after the other.
 
@@ -121,6 +134,15 @@ class RewardComposer:
         )
 
 
+def _needed(entries: Sequence[WeightedScorer]) -> str:
+    who = " and ".join(f"the scorer '{entry.name}'" for entry in entries)
+    columns = " ".join(f"reward.scorers.{e.name}.{e.column_option}=COLUMN" for e in entries if e.column_option)
+    without = " ".join(f"'~reward.scorers.{entry.name}'" for entry in entries)
+    verb = "needs" if len(entries) == 1 else "need"
+    rename = f"name another column by {columns}, or " if columns else ""
+    return f"{who} {verb} it: {rename}leave {'it' if len(entries) == 1 else 'them'} out by {without}"
+
+
 def _total(scores: Sequence[tuple[WeightedScorer, float]], sample: RewardSample) -> float:
     """The weighted sum; NaN where a scorer gave none."""
     try:
@@ -148,4 +170,5 @@ def _weighted_scorer(name: str, section: Mapping[str, Any]) -> WeightedScorer:
         raise ConfigError(f"{key}.weight={weight} is no finite number")
     options = plugin_options("reward", section["kind"], section, key=key)
     make: functools.partial[Scorer] = functools.partial(registry.load("reward", section["kind"]), options)
-    return WeightedScorer(name, float(weight), GuardedScorer(make))
+    column = "field" if hasattr(options, "field") else ""
+    return WeightedScorer(name, float(weight), GuardedScorer(make), column)

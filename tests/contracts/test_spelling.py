@@ -1,4 +1,4 @@
-"""What somebody may have meant: other cases and separators first, then names with the word in them, then the nearest."""
+"""What may have been meant: other cases and separators first, names with the word in them, then the nearest."""
 
 from __future__ import annotations
 
