@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 EXAMPLES = """examples:
   omni-portable recipes                                        every recipe and what it is
   omni-portable recipes list --family sd3 --tiny               those that run on any machine
+  omni-portable recipes list gspo mmk12 qwen2.5-vl             those that have all these words in name, summary,
+                                                               source, model, algorithm or rewards
   omni-portable recipes list --algorithm gspo --json           for programs
   omni-portable recipes show qwen_image/flow_grpo_ocr          the whole configuration it resolves to
 """
@@ -23,9 +27,12 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(handler=list_all, family=None, algorithm=None, size=None, json=False)
+    parser.set_defaults(handler=list_all, family=None, algorithm=None, size=None, json=False, words=[])
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     listing = commands.add_parser("list", help="names, and what they are", description="List packaged recipes.")
+    listing.add_argument(
+        "words", metavar="WORD", nargs="*", help="only those that have it in name, summary, model, ..."
+    )
     listing.add_argument("--family", metavar="F", help="only those of a model family")
     listing.add_argument("--algorithm", metavar="A", help="only those of an algorithm")
     sizes = listing.add_mutually_exclusive_group()
@@ -55,7 +62,11 @@ def list_all(arguments: argparse.Namespace) -> int:
     ):
         if name is not None:
             plugin_spec(kind, name, option)
-    entries = catalogue(family=arguments.family, algorithm=arguments.algorithm, size=arguments.size)
+    words = [word for text in arguments.words for word in text.split()]
+    filters = {"family": arguments.family, "algorithm": arguments.algorithm, "size": arguments.size}
+    entries = catalogue(**filters, words=words)
+    if not entries:
+        print(f"no packaged recipe fits{_why(words, filters)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=2))
         return 0
@@ -63,6 +74,19 @@ def list_all(arguments: argparse.Namespace) -> int:
     for entry in entries:
         print(f"{entry.name:<{width}}  {entry.summary}".rstrip())
     return 0
+
+
+def _why(words: Sequence[str], filters: Mapping[str, Any]) -> str:
+    """What nothing was found for, and what might be meant."""
+    from omni_portable.config.catalogue import catalogue, holds
+    from omni_portable.contracts.spelling import did_you_mean
+
+    asked = [*words, *(f"{name}={value}" for name, value in filters.items() if value is not None)]
+    entries = catalogue()
+    known = sorted({part for entry in entries for part in entry.name.replace("/", "_").split("_")})
+    absent = [word for word in words if not any(holds(entry, word) for entry in entries)]
+    hints = "".join(f"; none has '{word}' in it. {did_you_mean(word, known)}".rstrip(" .") for word in absent)
+    return f": {', '.join(asked)}{hints}"
 
 
 def show(arguments: argparse.Namespace) -> int:

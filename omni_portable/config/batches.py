@@ -90,11 +90,12 @@ def check_batches(config: RunConfig, source: Source) -> None:
     samples, unit = trained_samples(config)
     mini = actor.mini_batch_size
     if mini and (samples % mini or mini % unit):
-        whole = f" in whole units of {unit}" if unit > 1 else ""
+        prompts = config.data.train_batch_size
+        whole = f"; the {unit} samples of a prompt must stay in one mini-batch" if unit > 1 else ""
         raise ConfigError(
-            f"{source.describe('actor.mini_batch_size', mini)}: {mini} does not divide the samples trained on per "
-            f"rollout{whole}, {samples} = data.train_batch_size {config.data.train_batch_size} x "
-            f"{samples // config.data.train_batch_size}",
+            f"{source.describe('actor.mini_batch_size', mini)}: a rollout trains on {samples} samples "
+            f"(data.train_batch_size={prompts} prompts x {samples // prompts}), which are no whole number of "
+            f"mini-batches of {mini}{whole}",
             remedy="use one of the sizes listed here, or 0 for all samples",
             choices=[str(size) for size in nearby_divisors(samples, mini) if size % unit == 0],
         )

@@ -17,6 +17,7 @@ import yaml
 
 from omni_portable.config.recipes import find_recipe, list_recipes, recipe_root
 from omni_portable.config.schema import RunConfig
+from omni_portable.contracts.spelling import bare
 
 TINY = "_tiny"
 """How the names of recipes end that run anywhere in seconds or minutes; without it, that of the recipe they stand for.
@@ -24,6 +25,8 @@ Every one of them is run by the tests."""
 TESTED, TWIN, PLANNED = "tested tiny on CPU", "composed and planned; its tiny twin is tested", "composed and planned"
 OWN = "Omni-Portable"
 SOURCE, DIFFERS = "Source:", "Differs:"
+FILLERS = frozenset(("a", "an", "and", "for", "in", "of", "on", "the", "to", "with"))
+"""Words that a search leaves out."""
 _SENTENCE = re.compile(r"(?<!\bDr)\.\s+(?=[A-Z'\"(])")
 
 Size = Literal["tiny", "full"]
@@ -36,6 +39,7 @@ class RecipeEntry:
     Args:
         name: 'family/recipe', as `omni-portable train` takes it.
         family / algorithm / engine / device: names of plugins; `engine` is the rollout engine.
+        model: `model.path`.
         summary: one sentence.
         size: 'tiny', or 'full' for published sizes.
         trains: 'LoRA RANK' or 'all weights'.
@@ -61,16 +65,31 @@ class RecipeEntry:
     status: str
     source: str
     twin: str
+    model: str
 
 
 def catalogue(
-    *, family: str | None = None, algorithm: str | None = None, size: Size | None = None
+    *, family: str | None = None, algorithm: str | None = None, size: Size | None = None, words: Sequence[str] = ()
 ) -> list[RecipeEntry]:
-    """Entries of the packaged recipes by name, those that fit what is given."""
+    """Entries of the packaged recipes by name, those that fit what is given.
+
+    Args:
+        words: each of them is somewhere in a recipe's name, summary, source, algorithm, rewards or model; upper case,
+            '_' and '-' make no difference. Recipes with more of them in their names come first.
+    """
     names = list_recipes()
     wanted = [name for name in names if size in (None, size_of(name)) and family in (None, name.partition("/")[0])]
     entries = [recipe_entry(name, names) for name in wanted]
-    return [entry for entry in entries if algorithm in (None, entry.algorithm)]
+    entries = [entry for entry in entries if algorithm in (None, entry.algorithm)]
+    sought = [word for word in words if word.casefold() not in FILLERS]
+    found = [entry for entry in entries if all(holds(entry, word) for word in sought)]
+    return sorted(found, key=lambda entry: -sum(bare(word) in bare(entry.name) for word in sought))
+
+
+def holds(entry: RecipeEntry, word: str) -> bool:
+    """Whether the word is anywhere in what an entry says."""
+    fields = (entry.name, entry.summary, entry.source, entry.algorithm, entry.model, entry.trains, *entry.rewards)
+    return any(bare(word) in bare(field) for field in fields)
 
 
 def size_of(name: str) -> Size:
@@ -99,6 +118,7 @@ def recipe_entry(name: str, names: Sequence[str]) -> RecipeEntry:
         status=TESTED if size_of(name) == "tiny" else TWIN if twin else PLANNED,
         source=_source(name, names),
         twin=twin,
+        model=str(model["path"]),
     )
 
 

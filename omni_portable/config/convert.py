@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import enum
 import types
 import typing
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.spelling import did_you_mean
 
 T = TypeVar("T")
 MISSING = "???"
@@ -58,9 +58,8 @@ def join(prefix: str, name: object) -> str:
 
 
 def suggest(wanted: str, known: Iterable[str]) -> str:
-    """The closest known name as a remedy, or an empty string."""
-    close = difflib.get_close_matches(wanted, list(known), n=1)
-    return f"did you mean '{close[0]}'?" if close else ""
+    """The closest known names as a remedy, or an empty string; see :mod:`omni_portable.contracts.spelling`."""
+    return did_you_mean(wanted, known)
 
 
 def build(cls: type[T], data: Any, key: str = "", source: Source | None = None) -> T:
@@ -82,6 +81,8 @@ def build(cls: type[T], data: Any, key: str = "", source: Source | None = None) 
     fields = _fields(cls)
     for name in data:
         if name not in fields:
+            if isinstance(name, str) and "." in name:
+                raise _dotted_key(key, name, source)
             raise unknown_key(join(key, name), [join(key, known) for known in fields], source)
     hints = typing.get_type_hints(cls)
     values = {}
@@ -110,6 +111,19 @@ def unknown_key(key: str, known: Sequence[str], source: Source | None = None) ->
         f"unknown configuration key '{key}'{where}",
         remedy=remedy or suggest(key, source.keys) or "remove it, or use one of the keys listed here",
         choices=sorted(known),
+    )
+
+
+def _dotted_key(section: str, name: str, source: Source) -> ConfigError:
+    """The error for a key that stands in a recipe as the command line spells it."""
+    *outer, last = join(section, name).split(".")
+    nested = f"{last}: VALUE"
+    for part in reversed(outer):
+        nested = f"{part}: {{{nested}}}"
+    where = f" (in {source.recipe})" if source.recipe else ""
+    return ConfigError(
+        f"the key '{name}'{f' of {section!r}' if section else ''}{where} holds a dot; keys of a recipe are nested",
+        remedy=f"nest it, as {nested}, or use it on the command line, as {join(section, name)}=VALUE",
     )
 
 
@@ -266,6 +280,12 @@ def _scalar(hint: Any, value: Any, key: str, source: Source) -> Any:
     reader, wanted = _SCALARS[hint]
     result = reader(value)
     if result is None and not (hint is type(None) and value is None):
+        if value is None and hint is str:
+            last = key.rpartition(".")[2]
+            raise ConfigError(
+                f"{source.describe(key, value)}: '{key}' must be a text, got null",
+                remedy=f"to leave it empty write {key}= on the command line, or {last}: '' in a recipe",
+            )
         got = "null" if value is None else f"the {_kind(value)} '{show(value)}'"
         raise ConfigError(f"{source.describe(key, value)}: '{key}' must be {wanted}, got {got}")
     return result

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import omni_portable
-from omni_portable.config.convert import suggest
 from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.spelling import bare, closest
 
+SHOWN = 20
+"""Recipes that an error lists at most."""
 _PACKAGE = Path(omni_portable.__file__).resolve().parent
 
 
@@ -33,7 +36,7 @@ def find_recipe(name: str) -> Path:
     family has it. 'recipes/NAME.yaml' is understood away from a checkout too.
 
     Raises:
-        ConfigError: there is no such recipe (the message lists those that exist), or the name is ambiguous.
+        ConfigError: there is no such recipe (the message lists those that may be meant), or the name is ambiguous.
     """
     path = user_path(name, "the recipe")
     if path.is_file():
@@ -49,11 +52,17 @@ def find_recipe(name: str) -> Path:
         return recipe_root() / f"{matches[0]}.yaml"
     if matches:
         raise ConfigError(f"several recipes are called '{name}'", remedy="add the family", choices=matches)
-    if path.is_dir():
-        raise ConfigError(f"'{name}' is a folder, not a recipe", choices=known)
-    stems = {known_name.rsplit("/", 1)[-1]: known_name for known_name in known}
-    raise ConfigError(
-        f"no recipe '{name}': there is no such file (from {Path.cwd()}) and no packaged recipe of that name",
-        remedy=suggest(wanted, [*known, *stems]),
-        choices=known,
-    )
+    problem = f"no recipe '{name}': there is no such file (from {Path.cwd()}) and no packaged recipe of that name"
+    raise _unknown(f"'{name}' is a folder, not a recipe" if path.is_dir() else problem, wanted, known)
+
+
+def _unknown(problem: str, wanted: str, known: Sequence[str]) -> ConfigError:
+    """Lists the recipes whose names contain what was asked for, and otherwise the closest one; all only if few."""
+    holding = [name for name in known if bare(wanted) in bare(name)]
+    stems = {name.rsplit("/", 1)[-1]: name for name in known}
+    near = holding or list(dict.fromkeys(stems.get(name, name) for name in closest(wanted, [*known, *stems])))
+    shown = list(known) if len(known) <= SHOWN else near[:SHOWN]
+    search = "`omni-portable recipes list WORD ...` searches names, summaries, sources and models"
+    meant = f"did you mean '{near[0]}'? " if len(near) == 1 else ""
+    more = f" ({len(near)} recipes have that in their name)" if len(near) > len(shown) else ""
+    return ConfigError(problem, remedy=f"{meant}{search}{more}", choices=shown)

@@ -7,7 +7,6 @@ entry points as third-party packages, so there is no second path to keep right.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from omni_portable.contracts.errors import PluginError
+from omni_portable.contracts.spelling import did_you_mean
 
 GROUPS = {
     "device": "omni_portable.devices",
@@ -97,8 +97,7 @@ def spec(kind: str, name: str) -> PluginSpec:
     """
     points = _entry_points(kind)
     if name not in points:
-        close = difflib.get_close_matches(name, points, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "install a package that registers it"
+        hint = did_you_mean(name, sorted(points)) or "install a package that registers it"
         raise PluginError(f"unknown {kind} '{name}'", remedy=hint, choices=sorted(points))
     try:
         loaded = points[name].load()

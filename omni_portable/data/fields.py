@@ -139,7 +139,12 @@ class MediaFinder:
             return MediaRef(one.name, one.modality, where, cell, folder, one.wanted)
         if one.column not in row and not one.optional:
             known = sorted({*map(str, row), *self._binary})
-            raise DataError(f"{self._path} row {number}: field '{one.column}' is missing", choices=known)
+            key = f"data.media.{one.name}.field" if one in self._media.inputs else f"data.targets.{one.name}.fields"
+            raise DataError(
+                f"{self._path} row {number}: field '{one.column}' is missing",
+                remedy=f"{key} says which fields hold '{one.name}': name another one there",
+                choices=known,
+            )
         value = walk(row.get(one.column), rest, where)
         source = text_of(value, where) if one.modality == "text" else source_of(value, where, folder)
         if source is None:

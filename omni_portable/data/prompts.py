@@ -24,6 +24,7 @@ __all__ = ["PromptRow", "PromptSampler", "load_prompts", "prompt_file", "refuse_
 
 Split = Literal["train", "validation"]
 ID_KEY = "id"
+NOBODY: Mapping[str, str] = {}
 TEXT_FIELD = "ground_truth"
 """The wanted text of a text-rendering prompt; always a string."""
 
@@ -53,6 +54,7 @@ def load_prompts(
     split: Split,
     prompt_key: str = "prompt",
     required_fields: Sequence[str] = (),
+    needed_by: Mapping[str, str] = NOBODY,
     media: RowMedia = NO_MEDIA,
 ) -> list[PromptRow]:
     """All rows of a prompt source, in the order of the file.
@@ -66,6 +68,7 @@ def load_prompts(
         split: which file of a packaged set; a path is taken as it is.
         prompt_key: field that holds the prompt.
         required_fields: fields every row must have and fill.
+        needed_by: required field -> who needs it and what else may be done, for the error where it is missing.
         media: which fields hold input media and targets.
 
     Raises:
@@ -82,13 +85,13 @@ def load_prompts(
             finder.refuse_unnamed(row, MEDIA_COLUMNS, number)
             row = from_verl(row, prompt_key, where)
         if path.suffix == ".txt" and TEXT_FIELD in required_fields:
-            row[TEXT_FIELD] = _quoted_text(row[prompt_key], where)
+            row[TEXT_FIELD] = _quoted_text(row[prompt_key], where, needed_by.get(TEXT_FIELD, ""))
         if prompt_key not in row:
             raise _missing(row, prompt_key, where, remedy="data.prompt_key names the field that holds the prompt")
-        prompt = _check(row, prompt_key, where, expected=str).strip()
+        prompt = _check(row, prompt_key, where, str).strip()
         _check_text(row, where)
         for name in required_fields:
-            _check(row, name, where, expected=str if name == TEXT_FIELD else None)
+            _check(row, name, where, str if name == TEXT_FIELD else None, needed_by.get(name, ""))
         metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY, *finder.columns)}
         prompt_id = _prompt_id(row.get(ID_KEY), prompt, seen, where)
         rows.append(PromptRow(prompt_id, prompt, metadata, finder.inputs(row, number), finder.targets(row, number)))
@@ -134,12 +137,13 @@ def _missing(row: Mapping[str, Any], name: str, where: str, remedy: str = "") ->
     return DataError(f"{where}: field '{name}' is missing", remedy=remedy, choices=choices)
 
 
-def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None) -> Any:
+def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None, needed: str = "") -> Any:
     if name not in row:
-        raise _missing(row, name, where)
+        raise _missing(row, name, where, needed)
     value = row[name]
     if value is None or value in ("", [], {}) or (isinstance(value, str) and not value.strip()):
-        raise DataError(f"{where}: field '{name}' is empty", remedy="fill it, or remove the row")
+        remedy = f"fill it, or remove the row{f'; {needed}' if needed else ''}"
+        raise DataError(f"{where}: field '{name}' is empty", remedy=remedy)
     if expected is not None and not isinstance(value, expected):
         raise DataError(
             f"{where}: field '{name}' holds {shown(value)}, which is {type(value).__name__}, not {expected.__name__}",
@@ -167,12 +171,12 @@ def _check_text(value: Any, where: str, field: str = "") -> None:
             ) from error
 
 
-def _quoted_text(prompt: str, where: str) -> str:
+def _quoted_text(prompt: str, where: str, needed: str) -> str:
     found = QUOTED.findall(prompt)
     if prompt.strip() and not found:
         raise DataError(
             f"{where}: field '{TEXT_FIELD}' is missing: the prompt {shown(prompt)} has no text between double quotes",
-            remedy='quote the text to be shown, as in: a sign "OPEN"',
+            remedy=f'quote the text to be shown, as in: a sign "OPEN"{f"; {needed}" if needed else ""}',
         )
     return " ".join(found)
 

@@ -43,11 +43,16 @@ def join_rewards(parts: Sequence[ComposedReward]) -> ComposedReward:
 
 @dataclass(frozen=True)
 class WeightedScorer:
-    """A scorer under the name it has in the recipe."""
+    """A scorer under the name it has in the recipe.
+
+    Args:
+        column_option: its option that names the field of a prompt which it reads; '' without one.
+    """
 
     name: str
     weight: float
     scorer: GuardedScorer
+    column_option: str = ""
 
 
 class RewardComposer:
@@ -90,6 +95,14 @@ class RewardComposer:
         """Artifacts and fields that every sample must have, over all scorers."""
         return self._requires
 
+    def needed_by(self) -> dict[str, str]:
+        """Field of a prompt -> which scorers need it, and what else may be done, as the remedy of an error."""
+        found: dict[str, list[WeightedScorer]] = {}
+        for entry in self._scorers:
+            for name in entry.scorer.requires.fields:
+                found.setdefault(name, []).append(entry)
+        return {name: _needed(entries) for name, entries in found.items()}
+
     def score(self, samples: Sequence[RewardSample]) -> ComposedReward:
         """Score N samples, one scorer after the other.
 
@@ -126,6 +139,15 @@ class RewardComposer:
             seconds={e.name: result.seconds for e, result in entries},
             errors=errors,
         )
+
+
+def _needed(entries: Sequence[WeightedScorer]) -> str:
+    who = " and ".join(f"the scorer '{entry.name}'" for entry in entries)
+    columns = " ".join(f"reward.scorers.{e.name}.{e.column_option}=COLUMN" for e in entries if e.column_option)
+    without = " ".join(f"'~reward.scorers.{entry.name}'" for entry in entries)
+    verb = "needs" if len(entries) == 1 else "need"
+    rename = f"name another column by {columns}, or " if columns else ""
+    return f"{who} {verb} it: {rename}leave {'it' if len(entries) == 1 else 'them'} out by {without}"
 
 
 def _total(scores: Sequence[tuple[WeightedScorer, float]], sample: RewardSample) -> float:
@@ -166,4 +188,5 @@ def _weighted_scorer(name: str, section: Mapping[str, Any]) -> WeightedScorer:
         ) from error
     if not isinstance(scorer.requires, ScorerRequirements):
         raise RewardError(f"the scorer '{name}' has requires={described(scorer.requires)}, no ScorerRequirements")
-    return WeightedScorer(name, float(weight), scorer)
+    column = "field" if hasattr(options, "field") else ""
+    return WeightedScorer(name, float(weight), scorer, column)

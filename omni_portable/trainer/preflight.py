@@ -55,12 +55,14 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
     composer = RewardComposer.from_config(config.reward)
     _check_artifacts(config, composer)
     required = (*config.data.fields, *composer.requirements().fields)
+    needed_by = {name: "data.fields names it" for name in config.data.fields} | composer.needed_by()
     artifacts = registry.spec("model", config.model.family).capabilities.get("artifacts", {})
     train = load_prompts(
         config.data.train,
         split="train",
         prompt_key=config.data.prompt_key,
         required_fields=required,
+        needed_by=needed_by,
         media=training_media(config.data, artifacts, extent_of(config.rollout)),
     )
     sampler = PromptSampler(train, config.data.train_batch_size, config.data.shuffle, config.trainer.seed)
@@ -71,6 +73,7 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
             split="validation",
             prompt_key=config.data.prompt_key,
             required_fields=required,
+            needed_by=needed_by,
             media=input_media(validation_data(config)),
         )
         refuse_overlap(train, validation)

@@ -26,7 +26,8 @@ def summary_line(step: int, total: int, metrics: Mapping[str, float], left: floa
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")
     if "validation/reward_mean" in metrics:
-        parts.append(f"validation {metrics['validation/reward_mean']:.3f} +- {metrics['validation/reward_stderr']:.3f}")
+        error = "" if metrics.get("validation/count") == 1 else f" +- {metrics['validation/reward_stderr']:.3f}"
+        parts.append(f"validation {metrics['validation/reward_mean']:.3f}{error}")
     stages = [f"{name} {metrics[key]:.1f}s" for name in SHOWN if (key := f"timing_s/{name}") in metrics]
     if stages:
         parts.append(", ".join(stages))

@@ -69,6 +69,22 @@ def test_filters(listed, capsys):
     ]
 
 
+def test_words_are_looked_for_everywhere(listed, capsys):
+    assert next(iter(listed("MMK12", "with", "GSPO", "on", "Qwen2.5-VL"))) == "qwen_vl/gspo_mmk12"
+    assert list(listed("mmk12 gspo", "--tiny"))[:2] == ["qwen3_omni/gspo_mmk12_tiny", "qwen_vl/gspo_mmk12_tiny"]
+    assert list(listed("text rendering", "nft", "--family", "qwen_image")) == ["qwen_image/diffusion_nft_ocr"]
+    assert set(listed("MiniMaxAI", "--full")) == {n for n in listed("--full") if n.startswith("minimax_h3/")}
+
+
+def test_nothing_found_is_said(capsys):
+    assert main(["recipes", "list", "mmk13", "--family", "qwen_vl"]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "no packaged recipe fits: mmk13, family=qwen_vl; none has 'mmk13' in it. did you mean 'mmk12'?" in told.err
+    assert main(["recipes", "list", "ocr", "--family", "qwen_vl", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
 def test_a_command_is_optional(capsys):
     assert main(["recipes"]) == 0
     plain = capsys.readouterr().out
@@ -76,12 +92,13 @@ def test_a_command_is_optional(capsys):
     assert capsys.readouterr().out == plain
 
 
-@pytest.mark.parametrize(("option", "value"), [("--family", "sd33"), ("--algorithm", "flow_grp")])
+@pytest.mark.parametrize(("option", "value"), [("--family", "sd33"), ("--algorithm", "FlowGRPO")])
 def test_unknown_names_are_told(capsys, option, value):
     assert main(["recipes", "list", option, value]) == 2
     error = capsys.readouterr().err
     assert f"{option}={value}" in error
     assert "valid choices" in error
+    assert f"did you mean '{'sd3' if option == '--family' else 'flow_grpo'}'?" in error
 
 
 def test_tiny_and_full_exclude_each_other():
@@ -111,3 +128,13 @@ def test_show_says_whose_settings_and_what_differs(capsys, tmp_path):
     (tmp_path / "own.yaml").write_text(shown)
     assert main(["recipes", "show", str(tmp_path / "own.yaml")]) == 0
     assert not capsys.readouterr().out.startswith("#"), "nothing is known of a file of somebody's own"
+
+
+def test_an_incomplete_name_is_answered_with_the_recipes_that_have_it(capsys):
+    assert main(["recipes", "show", "FL2VA"]) == 2
+    choices = capsys.readouterr().err.partition("valid choices: ")[2].strip().split(", ")
+    assert choices == [name for name in list_recipes() if "fl2va" in name]
+    assert main(["recipes", "show", "flow_grpo_ocr_tinny"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'sd3/flow_grpo_ocr_tiny'?" in error
+    assert error.count("sd3/") < 4

@@ -97,6 +97,7 @@ def test_unknown_keys_name_close_matches(recipe, override, parts):
         ("rollout.n=1e3", ["rollout.n=1e3", "an integer"]),
         ("rollout.n=true", ["truth value"]),
         ("rollout.n=null", ["got null"]),
+        ("data.validation=null", ["got null", "write data.validation= on the command line", "validation: ''"]),
         ("rollout.n=[1,2]", ["list"]),
         ("actor.lr=fast", ["a number"]),
         ("actor.gradient_checkpointing=yes please", ["true or false"]),
@@ -142,6 +143,20 @@ def test_missing_mandatory_values_name_the_key(write_recipe):
     assert "'algorithm.name' has no value" in fails(write_recipe(nameless))
     assert "'data.train' has no value" in fails(write_recipe(RECIPE + "\n"), "data.train=???")
     assert "'reward.scorers.main.url' has no value" in fails(write_recipe(RECIPE), "reward.scorers.main.kind=remote")
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        ("data.train: x.jsonl", ["'data.train'", "data: {train: VALUE}", "data.train=VALUE"]),
+        ("rollout: {options.turbo: true}", ["'options.turbo' of 'rollout'", "rollout: {options: {turbo: VALUE}}"]),
+        ("no.such: 1", ["no: {such: VALUE}"]),
+    ],
+)
+def test_dotted_keys_in_a_recipe_are_to_be_nested(write_recipe, lines, parts):
+    message = fails(write_recipe(RECIPE + lines + "\n"))
+    assert all(part in message for part in parts), message
+    assert "did you mean" not in message
 
 
 def test_recipe_file_problems(write_recipe, tmp_path):

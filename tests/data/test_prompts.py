@@ -8,8 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts.errors import ConfigError, DataError
 from omni_portable.data.prompts import load_prompts, refuse_overlap
+from omni_portable.reward.compose import RewardComposer
 
 ROWS = [
     {"prompt": 'the text "R7"', "ground_truth": "R7", "level": 1},
@@ -258,3 +260,16 @@ def test_parquet_that_cannot_be_read_row_by_row(tmp_path, make):
     make(tmp_path / "p.parquet")
     with pytest.raises(DataError, match="p.parquet cannot be read as parquet"):
         load(str(tmp_path / "p.parquet"))
+
+
+@pytest.mark.parametrize("row", [{"prompt": "a sign"}, {"prompt": "a sign", "ground_truth": ""}])
+def test_a_missing_field_says_who_needs_it(tmp_path, row):
+    scorers = {"read": {"kind": "ocr"}, "size": {"kind": "jpeg_compressibility"}}
+    needed_by = RewardComposer.from_config(RewardConfig(scorers=scorers)).needed_by()
+    assert list(needed_by) == ["ground_truth"]
+    source = write(tmp_path / "p.jsonl", [row])
+    with pytest.raises(DataError, match="row 1: field 'ground_truth' is (missing|empty)") as caught:
+        load_prompts(source, split="train", required_fields=["ground_truth"], needed_by=needed_by)
+    assert "the scorer 'read' needs it" in caught.value.remedy
+    assert "reward.scorers.read.field=COLUMN" in caught.value.remedy
+    assert "'~reward.scorers.read'" in caught.value.remedy

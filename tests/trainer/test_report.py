@@ -15,8 +15,9 @@ import pytest
 
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.report import write_report
-from omni_portable.trainer.report.outcome import read_outcome
+from omni_portable.trainer.report.outcome import Outcome, read_outcome
 from omni_portable.trainer.report.read import read_run
+from omni_portable.trainer.report.summary import _figures
 from tests.trainer.synthetic_run import write_run, write_validation
 
 VOID = {"meta", "link", "img", "br", "line", "path", "rect", "circle"}
@@ -284,3 +285,21 @@ def test_samples_of_any_shape_are_shown(tmp_path, change):
 def test_a_folder_whose_name_is_no_text(tmp_path):
     run_dir = write_run(tmp_path / os.fsdecode(b"run-\xfc"))
     assert r"run-\udcfc" in parsed(write_report(run_dir)).text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "samples", "error", "expected"),
+    [
+        (0.77111, 0.77108, 4, 0.01, "mean score stayed at 0.771: 0.000 ± 0.010, 0.0 standard errors (chance can"),
+        (0.77049, 0.77051, 4, 0.01, "rose from 0.770 to 0.771: +0.001 ± 0.010"),
+        (-0.0001, -0.0002, 4, 0.0, "mean score stayed at 0.000."),
+        (0.5, 0.6, 1, 0.0, "On 1 held-out sample the score rose from 0.500 to 0.600; how much of it is chance, one"),
+    ],
+)
+def test_the_sentence_speaks_of_what_it_shows(before, after, samples, error, expected):
+    outcome = Outcome(before, error, after, error, error, samples=samples)
+    assert expected in outcome.sentence()
+    page = str(_figures(outcome))
+    assert "-0.0" not in outcome.sentence() + page
+    assert "+0.000" not in outcome.sentence() + page
+    assert ("±" in page) == (samples > 1)

@@ -8,6 +8,8 @@ from typing import Any
 
 from omni_portable.trainer.report.read import RunData
 
+DIGITS = 3
+"""Digits of a score behind the point."""
 CLEAR = 3.0
 """Standard errors from which on a change is called clear."""
 
@@ -20,7 +22,7 @@ class Outcome:
         before / after: None while that validation has not run.
         error: of the difference, taking the two validations as independent.
         paired_error: of the difference, using that both share prompts and noise; None where it was not computed.
-        samples: number of held-out samples.
+        samples: number of held-out samples; of a single one no standard error is known.
     """
 
     before: float | None = None
@@ -36,8 +38,15 @@ class Outcome:
         return None if self.before is None or self.after is None else self.after - self.before
 
     @property
+    def shown_rise(self) -> float | None:
+        """The difference of the two means as they are shown, so that sentence and figures agree."""
+        if self.before is None or self.after is None:
+            return None
+        return round(round(self.after, DIGITS) - round(self.before, DIGITS), DIGITS)
+
+    @property
     def sigma(self) -> float | None:
-        """The rise in standard errors; None when there is no rise yet or its error is 0."""
+        """The rise in standard errors; None when there is no rise yet, or its error is 0 or not known."""
         return self.rise / self.error if self.rise is not None and self.error > 0 else None
 
     @property
@@ -51,14 +60,24 @@ class Outcome:
             known = self.before if self.after is None else self.after
             if known is None:
                 return "No validation has run, so nothing can be said about held-out prompts."
-            return f"The held-out score is {known:.3f}; a second validation, to compare with, has not run yet."
-        rise = self.after - self.before
-        verb = "rose" if rise > 0 else "fell" if rise < 0 else "stayed"
-        text = f"On {self.samples} held-out samples the mean score {verb} from {self.before:.3f} to {self.after:.3f}"
+            return f"The held-out score is {figure(known)}; a second validation, to compare with, has not run yet."
+        rise, last = self.shown_rise, figure(self.after)
+        moved = "rose" if rise and rise > 0 else "fell" if rise else "stayed"
+        way = f"{moved} from {figure(self.before)} to {last}" if rise else f"{moved} at {last}"
+        if self.samples == 1:
+            return f"On 1 held-out sample the score {way}; how much of it is chance, one sample cannot tell."
+        text = f"On {self.samples} held-out samples the mean score {way}"
         if self.sigma is None:
             return f"{text}."
         strength = "a clear change" if abs(self.sigma) >= CLEAR else "chance can do as much"
-        return f"{text}: {rise:+.3f} ± {self.error:.3f}, {abs(self.sigma):.1f} standard errors ({strength})."
+        change = f"{figure(rise or 0.0, signed=True)} ± {figure(self.error)}"
+        return f"{text}: {change}, {abs(self.sigma):.1f} standard errors ({strength})."
+
+
+def figure(value: float, *, signed: bool = False, digits: int = DIGITS) -> str:
+    """A number as people are shown it; zero has no sign."""
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}"
 
 
 def read_outcome(data: RunData) -> Outcome:

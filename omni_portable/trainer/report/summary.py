@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_portable.trainer.report.markup import Raw, esc, number, section, table
-from omni_portable.trainer.report.outcome import Outcome, read_outcome
+from omni_portable.trainer.report.outcome import Outcome, figure, read_outcome
 from omni_portable.trainer.report.read import RunData
 
 
@@ -11,7 +11,7 @@ def summary_section(data: RunData) -> Raw:
     """Result first; then the run in a table."""
     outcome = read_outcome(data)
     body = [f'<p class="lead">{esc(outcome.sentence())}</p>', _figures(outcome), _status(data)]
-    if outcome.paired_error is not None:
+    if outcome.paired_error is not None and outcome.samples != 1:
         body.append(
             '<p class="note">Errors are standard errors. That of the rise takes both validations as independent; '
             f"paired by prompt and noise it is {number(outcome.paired_error)}.</p>"
@@ -23,13 +23,14 @@ def summary_section(data: RunData) -> Raw:
 
 
 def _figures(outcome: Outcome) -> str:
-    rise, sigma = outcome.rise, outcome.sigma
+    rise, sigma = outcome.shown_rise, outcome.sigma
     verdict = "" if rise is None else "good" if outcome.clear else "bad" if rise < 0 else "unsure"
+    one = outcome.samples == 1
     cards = [
-        ("before training", _with_error(outcome.before, outcome.before_error), ""),
-        ("after training", _with_error(outcome.after, outcome.after_error), ""),
-        ("rise", "–" if rise is None else f"{rise:+.3f} ± {outcome.error:.3f}", verdict),
-        ("in standard errors", "–" if sigma is None else f"{sigma:+.1f} σ", verdict),
+        ("before training", _with_error(outcome.before, outcome.before_error, one), ""),
+        ("after training", _with_error(outcome.after, outcome.after_error, one), ""),
+        ("rise", _with_error(rise, outcome.error, one, signed=True), verdict),
+        ("in standard errors", "–" if sigma is None else f"{figure(sigma, signed=True, digits=1)} σ", verdict),
     ]
     items = "".join(
         f'<div class="card {kind}"><b>{esc(value)}</b><span>{name}</span></div>' for name, value, kind in cards
@@ -37,8 +38,11 @@ def _figures(outcome: Outcome) -> str:
     return f'<div class="cards">{items}</div>'
 
 
-def _with_error(value: float | None, error: float) -> str:
-    return "–" if value is None else f"{value:.3f} ± {error:.3f}"
+def _with_error(value: float | None, error: float, one: bool, signed: bool = False) -> str:
+    """A figure with its standard error, which a single sample does not have."""
+    if value is None:
+        return "–"
+    return figure(value, signed=signed) + ("" if one else f" ± {figure(error)}")
 
 
 def _status(data: RunData) -> str:
