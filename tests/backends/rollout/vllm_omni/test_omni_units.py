@@ -26,6 +26,7 @@ from omni_backends.rollout.vllm_omni.messages import (
 )
 from omni_backends.rollout.vllm_omni.process import EngineEndedError, OmniProcess
 from omni_backends.rollout.vllm_omni.wire import HEADER, MAX_FRAME, FrameError, body_length, decode, encode
+from omni_portable.config.loader import load_config
 from omni_portable.contracts.errors import (
     CapabilityError,
     ConfigError,
@@ -158,6 +159,8 @@ def test_families_without_a_bridge_are_refused_with_the_reason():
         family_bridge("minimax_h3")
     with pytest.raises(CapabilityError, match=r"model.family=other: none was written"):
         family_bridge("other")
+    with pytest.raises(CapabilityError, match=r"rollout.engine=vllm_omni does not run .*minimax_h3: .*bfloat16"):
+        load_config("minimax_h3/flow_grpo_t2va_tiny", ["rollout.engine=vllm_omni"])
 
 
 def test_parts_that_diffusers_keeps_in_float32_are_kept_so():
