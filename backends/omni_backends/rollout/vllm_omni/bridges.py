@@ -26,7 +26,7 @@ class Bridge:
     """One family's transformer in vLLM-Omni 0.30.
 
     Args:
-        module / name: where its class is.
+        module / name: where its class is; diffusers' class has the same name.
         build: (class, engine's configuration, the folder's config.json) -> module without weights.
         call: (module, diffusers' arguments) -> diffusers' output tuple.
     """
@@ -37,8 +37,10 @@ class Bridge:
     call: Call
 
     def make(self, od_config: Any, config: Mapping[str, Any]) -> torch.nn.Module:
-        """The engine's module, its weights not loaded."""
-        return self.build(getattr(import_module(self.module), self.name), od_config, config)
+        """The engine's module, its weights not loaded; what diffusers keeps in float32 is so here, too."""
+        module = self.build(getattr(import_module(self.module), self.name), od_config, config)
+        keep_float32(module, getattr(import_module("diffusers"), self.name))
+        return module
 
 
 class EngineTransformer(torch.nn.Module):
@@ -58,6 +60,19 @@ class EngineTransformer(torch.nn.Module):
         """As diffusers' transformer with return_dict=False."""
         arguments.pop("return_dict", None)
         return self._bridge.call(self._inner[0], arguments)
+
+
+def keep_float32(module: torch.nn.Module, reference: Any) -> None:
+    """Give parameters the actor's dtype: the parts that diffusers' class names keep float32 whatever the run's dtype.
+
+    Args:
+        module: the engine's, whose parameters bear the same names between dots.
+        reference: diffusers' class.
+    """
+    kept = set(getattr(reference, "_keep_in_fp32_modules", None) or ())
+    for path, parameter in module.named_parameters():
+        if kept.intersection(path.split(".")):
+            parameter.data = parameter.data.float()
 
 
 def family_bridge(family: str) -> Bridge:

@@ -53,6 +53,15 @@ def test_three_ways_to_compute_one_policy_agree(name: str, tmp_path: Path) -> No
     assert outcome.facts["engines"] == "vllm_omni"
 
 
+def test_full_weights_in_bf16_arrive_with_parts_that_stay_in_float32(tmp_path: Path) -> None:
+    overrides = ("device.dtype=bfloat16", "model.lora.rank=0", "model.lora.alpha=0")
+    outcome = CHECK.run(context(tmp_path, RECIPES["wan22/t2v"][0], ENGINE, *overrides))
+    figures = {found.name: found for found in outcome.measurements}
+    assert figures["vllm_omni/log_prob_gap_to_actor"].value <= 5e-3
+    assert all(found.ok is None for found in figures.values())
+    assert outcome.facts["dtype"] == "bfloat16"
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_agree_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     reason = "bfloat16 whatever the run's dtype"

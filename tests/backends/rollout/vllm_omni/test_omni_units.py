@@ -14,7 +14,7 @@ import torch
 from omni_backends.rollout.external import versions
 from omni_backends.rollout.vllm_omni import SPEC, VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import check_options, engine_arguments, process_environment
-from omni_backends.rollout.vllm_omni.bridges import family_bridge
+from omni_backends.rollout.vllm_omni.bridges import family_bridge, keep_float32
 from omni_backends.rollout.vllm_omni.engine import VllmOmniEngine
 from omni_backends.rollout.vllm_omni.messages import (
     decode_error,
@@ -26,6 +26,7 @@ from omni_backends.rollout.vllm_omni.messages import (
 )
 from omni_backends.rollout.vllm_omni.process import EngineEndedError, OmniProcess
 from omni_backends.rollout.vllm_omni.wire import HEADER, MAX_FRAME, FrameError, body_length, decode, encode
+from omni_portable.config.loader import load_config
 from omni_portable.contracts.errors import (
     CapabilityError,
     ConfigError,
@@ -158,6 +159,24 @@ def test_families_without_a_bridge_are_refused_with_the_reason():
         family_bridge("minimax_h3")
     with pytest.raises(CapabilityError, match=r"model.family=other: none was written"):
         family_bridge("other")
+    with pytest.raises(CapabilityError, match=r"rollout.engine=vllm_omni does not run .*minimax_h3: .*bfloat16"):
+        load_config("minimax_h3/flow_grpo_t2va_tiny", ["rollout.engine=vllm_omni"])
+
+
+def test_parts_that_diffusers_keeps_in_float32_are_kept_so():
+    diffusers = pytest.importorskip("diffusers")
+    for family in SPEC.capabilities["families"]:
+        assert hasattr(diffusers, family_bridge(family).name)
+    module = torch.nn.Module()
+    module.time_embedder, module.proj = (torch.nn.Linear(2, 2, dtype=torch.bfloat16) for _ in range(2))
+    keep_float32(module, diffusers.WanTransformer3DModel)
+    assert {name: parameter.dtype for name, parameter in module.named_parameters()} == {
+        "time_embedder.weight": torch.float32,
+        "time_embedder.bias": torch.float32,
+        "proj.weight": torch.bfloat16,
+        "proj.bias": torch.bfloat16,
+    }
+    keep_float32(module, diffusers.SD3Transformer2DModel)
 
 
 def test_the_engines_arguments_are_plain_and_follow_the_recipe():
