@@ -38,6 +38,7 @@ def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, pol
         # vLLM's preparation of media, which is made and never used, asks for a tokenizer
         "skip_tokenizer_init": setup.config.model.family not in ACCEPTED,
         "dtype": str(setup.load.dtype).removeprefix("torch."),
+        "mm_device_do_normalize": False,  # pixels come normalized; some towers of vLLM would do it once more
         "enforce_eager": not options.compile,
         "max_num_seqs": setup.config.rollout.max_num_seqs,
         "seed": setup.config.trainer.seed,
