@@ -125,12 +125,18 @@ def keys(cls, prefix=""):
     return found
 
 
+TOO_LARGE = {("sd3/diffusion_opd_routed", "ascend:a2")}
+"""Two teachers beside the student are more than 32 GiB hold."""
+
+
 def test_every_recipe_on_every_device_without_torch():
     code = (
         "import sys; from omni_portable.cli import main\n"
+        f"too_large = {TOO_LARGE!r}\n"
         f"for recipe in {list_recipes()!r}:\n"
         f"    for device in {DEVICES!r}:\n"
-        "        assert main(['plan', recipe, '--device', device, '--json']) == 0, (recipe, device)\n"
+        "        code = main(['plan', recipe, '--device', device, '--json'])\n"
+        "        assert code == ((recipe, device) in too_large), (recipe, device, code)\n"
         "loaded = {'torch', 'numpy', 'diffusers', 'transformers', 'torch_npu', 'vllm'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

@@ -107,10 +107,11 @@ def test_sources_and_media_roots_given_by_relative_paths(tmp_path, monkeypatch, 
     for kind, rows in (("image-edit", edits), ("fl2va", frames)):
         source = write(folder / "in.jsonl", rows)
         for out in (folder / "out.jsonl", Path("out.parquet")):
-            assert convert_files(find_kind(kind), [source], out, media_root=media).written == 2
+            assert convert_files(find_kind(kind), [source], out, media_root=media, overwrite=True).written == 2
             assert check_file(out, find_kind(kind)) == 2
     with pytest.raises(DataError, match=f"there is no file {folder / 'none.png'}\n"):
-        convert_files(find_kind("image-edit"), [write(source, [{"prompt": "x", "image": "none.png"}])], out)
+        rows = [write(source, [{"prompt": "x", "image": "none.png"}])]
+        convert_files(find_kind("image-edit"), rows, out, overwrite=True)
 
 
 def test_t2va(convert):
