@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
-from omni_portable.config.recipes import find_recipe, list_recipes, recipe_root
+from omni_portable.config.recipes import extended, find_recipe, list_recipes
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.spelling import bare
 
@@ -129,7 +129,9 @@ def merged_keys(path: Path) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     own = {key: value for key, value in content.items() if key != "defaults"}
     for entry in content.get("defaults", []) + ([] if "_self_" in content.get("defaults", []) else ["_self_"]):
-        merged = _over(merged, own if entry == "_self_" else merged_keys(_extended(path, str(entry))))
+        for other in extended(path, entry):
+            merged = _over(merged, merged_keys(other))
+        merged = _over(merged, own) if entry == "_self_" else merged
     return merged
 
 
@@ -174,12 +176,6 @@ def _head(path: Path) -> list[str]:
             break
         lines.append(line.lstrip("#").strip())
     return lines
-
-
-def _extended(path: Path, entry: str) -> Path:
-    """The file of an entry of a defaults list: 'NAME' beside it, or '/FAMILY/NAME@_global_'."""
-    name = entry.partition("@")[0]
-    return recipe_root() / f"{name.lstrip('/')}.yaml" if name.startswith("/") else path.parent / f"{name}.yaml"
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

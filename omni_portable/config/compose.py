@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from omni_portable.config.quoting import quote_value
-from omni_portable.config.recipes import recipe_root
+from omni_portable.config.recipes import extended, recipe_root
 from omni_portable.contracts.errors import ConfigError
 
 HYDRA_VERSION_BASE = "1.3"
@@ -25,9 +25,10 @@ def compose_recipe(path: Path) -> DictConfig:
     of the packaged recipes. Its own keys win when the list ends in ``_self_``.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML mapping, or extends something that does not exist.
+        ConfigError: the file cannot be read, is no YAML mapping, or extends something that does not exist, or itself.
     """
     _check_readable(path)
+    _refuse_circle(path, ())
     search = quote_value(f"file://{recipe_root()}")
     try:
         with initialize_config_dir(config_dir=str(path.parent), version_base=HYDRA_VERSION_BASE):
@@ -41,6 +42,8 @@ def compose_recipe(path: Path) -> DictConfig:
             remedy="in its defaults list write '- NAME' for a recipe in the same folder, "
             "'- /family/NAME@_global_' for a packaged one",
         ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} cannot be composed: recipes that it extends extend each other") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be composed: {_one_line(error)}") from error
     OmegaConf.set_struct(composed, False)
@@ -59,6 +62,27 @@ def _check_readable(path: Path) -> None:
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}", remedy=_yaml_hint(path)) from error
     if content is not None and not isinstance(content, dict):
         raise ConfigError(f"{path} holds a {type(content).__name__} where a recipe has 'key: value' lines")
+
+
+def _refuse_circle(path: Path, chain: tuple[Path, ...]) -> None:
+    """Find a recipe that extends itself, also by way of others: Hydra follows it until the stack overflows.
+
+    What is wrong with the files in another way is left to Hydra.
+    """
+    if path in chain:
+        names = [each.name for each in (*chain[chain.index(path) :], path)]
+        raise ConfigError(
+            f"{path} extends itself: {' -> '.join(names)}",
+            remedy=f"remove one of them from the defaults list of {chain[-1]}",
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        for other in extended(path, entry):
+            _refuse_circle(other, (*chain, path))
 
 
 def _one_line(error: Exception) -> str:

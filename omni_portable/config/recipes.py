@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import omni_portable
@@ -29,6 +29,25 @@ def list_recipes() -> list[str]:
         for path in root.rglob("*.yaml")
         if not any(part.startswith("_") for part in path.relative_to(root).parts)
     )
+
+
+def extended(path: Path, entry: object) -> list[Path]:
+    """The files that an entry of the recipe's defaults list means: 'NAME' beside it, '/FAMILY/NAME@_global_' among the
+    packaged ones, or {FOLDER: NAME}; none for '_self_'. They need not exist."""
+    if isinstance(entry, Mapping):
+        return [
+            found
+            for folder, names in entry.items()
+            for name in (names if isinstance(names, list) else [names])
+            for found in extended(path, f"{str(folder).removeprefix('optional ').partition('@')[0]}/{name}")
+        ]
+    name = str(entry).partition("@")[0]
+    if name == "_self_":
+        return []
+    beside = path.parent / f"{name.lstrip('/')}.yaml"
+    if not name.startswith("/"):
+        return [beside.resolve()]
+    return [beside.resolve() if beside.is_file() else (recipe_root() / f"{name.lstrip('/')}.yaml").resolve()]
 
 
 def find_recipe(name: str) -> Path:

@@ -157,7 +157,7 @@ def _check_scorer(config: RunConfig, name: str, section: Any, source: Source) ->
     engine = config.rollout.engine
     if weight and spec.capabilities.get("needs_given_samples") and not gives_samples(config):
         raise CapabilityError(
-            f"{key}.kind={kind} scores samples that the dataset gives; what rollout.engine={engine} draws has no score",
+            f"{key}.kind={kind} scores samples that the dataset gives; rollout.engine={engine} draws its own",
             remedy="set rollout.engine=dataset, or use another scorer",
             choices=engines_that_give(),
         )

@@ -223,3 +223,30 @@ def test_any_text_survives_quoting(text):
 def test_texts_that_look_like_something_else(text):
     value = OverridesParser.create().parse_override(f"k={quote_value(text)}").value()
     assert (value, type(value)) == (text, str)
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        ({"loop2": "loop2"}, "loop2.yaml -> loop2.yaml"),
+        ({"a": "b", "b": "c", "c": "a"}, "a.yaml -> b.yaml -> c.yaml -> a.yaml"),
+        ({"top": "a", "a": "b", "b": "a"}, "a.yaml -> b.yaml -> a.yaml"),
+        ({"slash": "/slash@_global_"}, "slash.yaml -> slash.yaml"),
+    ],
+)
+def test_a_recipe_that_extends_itself_is_named_with_its_circle(write_recipe, files, circle):
+    paths = [
+        write_recipe(f"defaults: [{other}, _self_]\nrollout: {{n: 4}}\n", f"{name}.yaml")
+        for name, other in files.items()
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load_config(paths[0])
+    assert f"extends itself: {circle}" in str(caught.value)
+
+
+def test_two_ways_to_the_same_recipe_are_no_circle(write_recipe):
+    write_recipe(RECIPE, "base.yaml")
+    write_recipe("defaults: [base, _self_]\n", "left.yaml")
+    write_recipe("defaults: [base, _self_]\n", "right.yaml")
+    path = write_recipe("defaults: [left, right, _self_]\nrollout: {n: 4}\n", "both.yaml")
+    assert load_config(path).rollout.n == 4

@@ -109,8 +109,8 @@ def test_sources_and_media_roots_given_by_relative_paths(tmp_path, monkeypatch, 
         for out in (folder / "out.jsonl", Path("out.parquet")):
             assert convert_files(find_kind(kind), [source], out, media_root=media, overwrite=True).written == 2
             assert check_file(out, find_kind(kind)) == 2
+    rows = [write(source, [{"prompt": "x", "image": "none.png"}])]
     with pytest.raises(DataError, match=f"there is no file {folder / 'none.png'}\n"):
-        rows = [write(source, [{"prompt": "x", "image": "none.png"}])]
         convert_files(find_kind("image-edit"), rows, out, overwrite=True)
 
 
