@@ -165,8 +165,8 @@ def _differences(path: Path) -> Iterator[str]:
     """'Differs:' lines of a file, then those of the files in its defaults list."""
     yield from (line.removeprefix(DIFFERS).strip() for line in _head(path) if line.startswith(DIFFERS))
     for entry in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []):
-        if entry != "_self_":
-            yield from _differences(_extended(path, str(entry)))
+        for base in extended(path, entry):
+            yield from _differences(base)
 
 
 def _head(path: Path) -> list[str]:
