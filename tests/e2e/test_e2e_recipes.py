@@ -9,6 +9,7 @@ import pytest
 
 from omni_portable.config.loader import list_recipes, load_config
 from omni_portable.config.schema import RunConfig
+from tests.docs.glossary import names_in, undescribed
 from tests.e2e.conftest import Cli
 from tests.e2e.rundirs import metrics
 
@@ -49,6 +50,7 @@ def test_a_packaged_recipe_trains(cli: Cli, tmp_path: Path, recipe: str) -> None
     config = load_config(recipe)
     outcome = cli("train", recipe, *overrides(config), f"trainer.run_dir={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
+    assert undescribed(names_in(tmp_path / "run")) == [], "metrics that docs/user-guide.md does not describe"
     rows = metrics(tmp_path / "run")
     assert max(rows) == STEPS
     trained = [row for row in rows.values() if "actor/grad_norm" in row]
