@@ -3,8 +3,9 @@
     python tools/make_glyph_pairs.py --out omni_portable/assets/glyph-pairs
 
 Rows have a prompt, its text as 'ground_truth', a picture of that text ('img_win') and a picture of another text that
-differs in one or both characters ('img_lose'). Texts are training texts of 'builtin:ocr-glyphs', so its validation
-split stays held out. Pictures are rendered as tools/pretrain_glyph.py does (fonts of matplotlib's package data).
+differs in one or both characters ('img_lose'). Texts are those of 'builtin:ocr-glyphs', split by split, so that its
+validation split stays held out. Pictures are rendered as tools/pretrain_glyph.py does (fonts of matplotlib's
+package data).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from omni_portable.data.kinds import find_kind
 from omni_portable.data.kinds.base import Column
 from omni_portable.data.writers import write_rows
 
-ROWS = 192
+ROWS = {"train": 192, "validation": 8}
 COLUMNS = (Column("ground_truth", "text"), Column("lose_text", "text"))
 
 
@@ -43,9 +44,9 @@ def other(text: str, rng: random.Random) -> str:
     return "".join(characters)
 
 
-def rows(seed: int) -> Iterator[dict[str, object]]:
+def rows(split: str, seed: int) -> Iterator[dict[str, object]]:
     rng = random.Random(seed)
-    lines = (packaged("ocr-glyphs") / "train.jsonl").read_text(encoding="utf-8").splitlines()[:ROWS]
+    lines = (packaged("ocr-glyphs") / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[: ROWS[split]]
     for row in map(json.loads, lines):
         wrong = other(row["ground_truth"], rng)
         yield {
@@ -61,11 +62,12 @@ def rows(seed: int) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet")
+    parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and validation.parquet")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     columns = (*find_kind("preference-images").columns, *COLUMNS)
-    write_rows(arguments.out / "train.parquet", rows(arguments.seed), columns, overwrite=True)
+    for split in ROWS:
+        write_rows(arguments.out / f"{split}.parquet", rows(split, arguments.seed), columns, overwrite=True)
 
 
 if __name__ == "__main__":

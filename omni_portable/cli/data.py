@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from typing import Any
 
 
@@ -35,6 +34,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def handle_convert(arguments: argparse.Namespace) -> int:
+    import yaml
+
     from omni_portable.config.paths import user_path
     from omni_portable.data.converting import convert_files
     from omni_portable.data.kinds import find_kind
@@ -54,8 +55,8 @@ def handle_convert(arguments: argparse.Namespace) -> int:
         print("left out: " + ", ".join(f"{count} {reason}" for reason, count in sorted(result.left_out.items())))
     if result.first_problem:
         print(f"the first broken row: {result.first_problem}")
-    if kind.recipe:
-        print("keys of a recipe:\n" + textwrap.indent("\n".join(kind.recipe), "  "))
+    keys = yaml.safe_dump(kind.keys(str(out), result.filled, result.written), sort_keys=False, allow_unicode=True)
+    print(f"keys of a recipe that trains on it (data.validation takes a second file):\n\n{keys}", end="")
     return 0
 
 

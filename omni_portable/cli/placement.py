@@ -12,9 +12,9 @@ COMMAND = "plan placement"
 """Two words on the command line; `cli.main` joins them before it parses."""
 
 EXAMPLES = """examples:
-  omni-portable plan placement runs/my_recipe --devices 8
+  omni-portable plan placement runs/sd3/my_recipe --devices 8
   omni-portable plan placement --profile measured.json --devices 4 --tokens 512 1024 2048
-  omni-portable plan placement runs/my_recipe --devices 8 --save-profile measured.json --json
+  omni-portable plan placement runs/sd3/my_recipe --devices 8 --save-profile measured.json --json
 """
 
 

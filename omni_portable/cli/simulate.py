@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   omni-portable simulate --devices 8 --mode separate_async --steps 200
   omni-portable simulate --profile measured.json --devices 64 --mode fully_async --steps 500 --times lognormal:0.4
-  omni-portable simulate runs/my_recipe --devices 16 --rollout-devices 4 --mode separate_async --steps 200 --json
+  omni-portable simulate runs/sd3/my_recipe --devices 16 --rollout-devices 4 --mode separate_async --steps 200 --json
 """
 MAX_DEVICES, MAX_STEPS = 65536, 1_000_000
 

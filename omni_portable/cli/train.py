@@ -7,6 +7,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from omni_portable.cli.absent import absent_text
 from omni_portable.cli.outcome import print_outcome
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ EXAMPLES = """examples:
   omni-portable train sd3/flow_grpo_ocr_tiny
   omni-portable train my_recipe.yaml rollout.n=8 actor.lr=3e-5 trainer.run_dir=runs/second
   omni-portable train my_recipe.yaml --resume          continue the newest checkpoint of its run directory
-  omni-portable train my_recipe.yaml --dry-run         check everything that needs no hardware, print the plan
+  omni-portable train my_recipe.yaml --dry-run         check what needs no weights and no hardware, print the plan
 """
 
 
@@ -34,7 +35,10 @@ def add_parser(subparsers: Subparsers) -> None:
     add_overrides(parser)
     parser.add_argument("--resume", action="store_true", help="same as trainer.resume=auto")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check, print the resolved configuration and the plan, and stop"
+        "--dry-run",
+        action="store_true",
+        help="check keys, values and how they fit together, print the resolved configuration, the plan and what is not "
+        "on this machine yet, and stop; prompts and weights are not read",
     )
     parser.set_defaults(handler=handle)
 
@@ -54,6 +58,7 @@ def handle(arguments: argparse.Namespace) -> int:
         check_extents(config)
         print(to_yaml(config))
         print(plan_text(config))
+        print(absent_text(config))
         return 0
     arguments.resume_hint = resume_hint(arguments.recipe, arguments.overrides)
     run_and_print(config)

@@ -284,7 +284,7 @@ class TrainerConfig:
     seed: int = 0
     """All randomness of the run follows from it: noise, order of prompts, initial LoRA matrices."""
     run_dir: str = ""
-    """Where everything is written; empty means runs/<recipe>."""
+    """Where everything is written; empty means runs/<family>/<recipe>."""
     resume: str = "never"
     """'never' refuses a directory that holds a run; 'auto' continues its newest checkpoint; or a checkpoint folder."""
     save_interval: int = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from omni_portable.contracts.errors import DataError
@@ -22,11 +23,13 @@ class Conversion:
         written: how many.
         left_out: reason -> how many.
         first_problem: of the rows that broke the schema, the first one's error in full.
+        filled: column -> in how many of the written rows it is filled.
     """
 
     written: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     first_problem: str = ""
+    filled: Counter[str] = field(default_factory=Counter)
 
 
 def convert_files(
@@ -65,11 +68,10 @@ def convert_files(
 
 
 def _counted(first: Values, rows: Iterator[Values], result: Conversion) -> Iterator[Values]:
-    yield first
-    result.written += 1
-    for values in rows:
+    for values in chain((first,), rows):
         yield values
         result.written += 1
+        result.filled.update(name for name, value in values.items() if value is not None)
 
 
 def _rows(

@@ -15,7 +15,6 @@ import torch
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.loader import plugin_options, to_yaml
 from omni_portable.config.modes import SYNC
-from omni_portable.config.paths import user_path
 from omni_portable.config.plan import plan_text
 from omni_portable.config.schema import RunConfig, TrainerConfig
 from omni_portable.contracts import registry
@@ -43,7 +42,7 @@ from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import Progress, make_progress
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.rollout_stage import RolloutStage
-from omni_portable.trainer.rundir import RunDirectory, write_json, write_text
+from omni_portable.trainer.rundir import RunDirectory, refuse_second_run, run_directory, write_json, write_text
 from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, deciding_keys, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, UpdateStage
@@ -73,17 +72,15 @@ class Start:
     inputs: Inputs
 
 
-def run_directory(config: RunConfig) -> Path:
-    return user_path(config.trainer.run_dir or f"runs/{Path(config.recipe or 'run').stem}", "trainer.run_dir")
-
-
 def run(config: RunConfig) -> RunOutcome:
     """Train as configured (a configuration from `load_config`); continue a run where trainer.resume says so."""
     if config.device.threads:
         torch.set_num_threads(config.device.threads)
+    path = run_directory(config)
+    refuse_second_run(path, config.trainer.resume)
     launcher = make_launcher(config)
     prepared = prepare(config)
-    with RunDirectory(run_directory(config), config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
+    with RunDirectory(path, config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
         state = TrainerState(step=0, policy_version=1, fingerprint=fingerprint(config))
         inputs = run_inputs(config, deciding_keys(config), prepared.train_rows, prepared.validation_rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from omni_portable.config.paths import user_path
+from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
 
@@ -46,6 +47,32 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, default=str) + "\n")
 
 
+def run_directory(config: RunConfig) -> Path:
+    """Where a run writes: `trainer.run_dir`, or runs/FAMILY/RECIPE, so that recipes of one name do not meet."""
+    default = Path("runs", config.model.family, Path(config.recipe or "run").stem)
+    return user_path(config.trainer.run_dir or str(default), "trainer.run_dir")
+
+
+def refuse_second_run(path: Path, resume: str) -> None:
+    """Nothing is created or locked, so that it can be asked before anything else is done.
+
+    Raises:
+        RunDirectoryError: `path` already holds a run that `resume` (`trainer.resume`) does not continue.
+    """
+    if resume == "auto" or not (path / "config.yaml").exists():
+        return
+    why = ""
+    if resume != "never":
+        folder = user_path(resume, "trainer.resume").resolve()
+        if folder.parent == (path / "checkpoints").resolve():
+            return
+        why = f", and trainer.resume={resume} is no checkpoint of it"
+    raise RunDirectoryError(
+        f"{path} already holds a run{why}",
+        remedy="continue it with --resume (trainer.resume=auto), or choose another trainer.run_dir",
+    )
+
+
 class RunDirectory:
     """Opens (and locks) the directory of one run; a context manager.
 
@@ -65,7 +92,7 @@ class RunDirectory:
             self._lock = open(self.path / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 - held for the run's life
         self._take_lock(self._lock)
         try:
-            self._refuse_second_run()
+            refuse_second_run(self.path, self._resume)
             with disk_errors(self.path):
                 for name in ("checkpoints", "validation"):
                     (self.path / name).mkdir(exist_ok=True)
@@ -89,20 +116,6 @@ class RunDirectory:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-
-    def _refuse_second_run(self) -> None:
-        if self._resume == "auto" or not (self.path / "config.yaml").exists():
-            return
-        why = ""
-        if self._resume != "never":
-            folder = user_path(self._resume, "trainer.resume").resolve()
-            if folder.parent == (self.path / "checkpoints").resolve():
-                return
-            why = f", and trainer.resume={self._resume} is no checkpoint of it"
-        raise RunDirectoryError(
-            f"{self.path} already holds a run{why}",
-            remedy="continue it with --resume (trainer.resume=auto), or choose another trainer.run_dir",
-        )
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:

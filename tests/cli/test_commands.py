@@ -95,6 +95,18 @@ def test_dry_run_trains_nothing(trained, capsys):
     assert "optimizer step" in shown
 
 
+def test_dry_run_says_what_is_not_on_this_machine(trained, capsys, tmp_path):
+    (tmp_path / "config.yaml").write_text("x")
+    given = ["model.path=/nowhere/model", f"data.train={tmp_path}/none.jsonl", f"trainer.run_dir={tmp_path}"]
+    assert main(["train", RECIPE, "--dry-run", *given]) == 0
+    told = capsys.readouterr().out.partition("a run would stop on this machine:\n")[2].splitlines()
+    assert [line.split()[0] for line in told] == ["model.path=/nowhere/model:", f"{given[1]}:", str(tmp_path)]
+    assert main(["train", RECIPE, "--dry-run", "model.path=nobody/nothing"]) == 0
+    assert "no download of that name in the hub's cache" in capsys.readouterr().out
+    assert main(["train", RECIPE, "--dry-run", f"trainer.run_dir={tmp_path}/new"]) == 0
+    assert "model folder, prompt files and run directory: as a run needs them" in capsys.readouterr().out
+
+
 def test_configuration_errors_are_messages(capsys):
     assert main(["train", RECIPE, "rollout.num_step=4"]) == 2
     shown = capsys.readouterr().err

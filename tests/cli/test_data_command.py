@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_portable.cli import main
-from tests.support.media import png
+from omni_portable.config.loader import load_config
+from omni_portable.data.kinds import KINDS
+from tests.support.media import png, wav
 
 
 @pytest.fixture
@@ -26,9 +29,57 @@ def test_convert_says_what_became_of_the_rows(folder, capsys):
     assert main(["data", "convert", "image-edit", "edit.jsonl", "edit.jsonl", "out.parquet", "--skip-bad"]) == 0
     out = capsys.readouterr().out
     assert "wrote out.parquet: 2 rows\nleft out: 2 broken\nthe first broken row: edit.jsonl row 2: field 'image'" in out
-    assert "data.media.image: {modality: image" in out
+    keys = yaml.safe_load(out.partition("keys of a recipe")[2].partition("\n\n")[2])
+    image = {"modality": "image", "height": 512, "width": 512}
+    assert keys == {"data": {"train": "out.parquet", "media": {"image": image}}}
     assert main(["data", "check", "out.parquet", "--kind", "image-edit"]) == 0
     assert "out.parquet: 2 rows of kind 'image-edit', all in order" in capsys.readouterr().out
+
+
+ROWS = {
+    "ocr-prompts": ("sd3/flow_grpo_ocr_tiny", {"prompt": 'a sign "A"'}),
+    "pickscore-prompts": ("sd3/flow_grpo_preference", {"prompt": "a very red house on a hill"}),
+    "image-edit": ("qwen_image_edit/flow_grpo_edit", {"prompt": "x", "image": "a.png"}),
+    "t2va": ("minimax_h3/flow_grpo_t2va", {"prompt": "x"}),
+    "fl2va": ("minimax_h3/flow_grpo_fl2va", {"prompt": "x", "images": ["a.png"]}),
+    "mmk12": ("qwen_vl/gspo_mmk12", {"question": "x", "answer": "1", "image": "a.png"}),
+    "avqa": (
+        "qwen3_omni/gspo_avqa",
+        {"problem": "x", "options": ["A. x", "B. y"], "solution": "A", "image": "a.png", "audio": "tone.wav"},
+    ),
+    "preference-images": ("sd3/diffusion_dpo_offline", {"prompt": "x", "img_win": "a.png", "img_lose": "b.png"}),
+    "preference-multimodal": (
+        "qwen3_omni/token_dpo_preference",
+        {"prompt": "x", "chosen": "y", "rejected": "z", "audios": ["tone.wav"]},
+    ),
+    "gsm8k": ("qwen3/gspo_gsm8k", {"question": "x", "answer": "#### 1"}),
+}
+"""Kind -> a recipe that the printed keys fit, and a row."""
+
+MEDIA = {
+    "image-edit": ["image"],
+    "fl2va": ["first_frame"],
+    "mmk12": ["image"],
+    "avqa": ["image", "audio"],
+    "preference-multimodal": ["audio"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_printed_keys_make_a_recipe(folder, capsys, kind):
+    (folder / "b.png").write_bytes(png(2))
+    wav(folder)
+    base, row = ROWS[kind]
+    (folder / "in.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["data", "convert", kind, "in.jsonl", "made.parquet"]) == 0
+    pasted = capsys.readouterr().out.partition("\n\n")[2]
+    path = folder / "mine.yaml"
+    path.write_text(f"defaults: [/{base}@_global_, _self_]\n{pasted}")
+    config, own = load_config(str(path)), yaml.safe_load(pasted)
+    assert config.data.train == "made.parquet"
+    assert list(own["data"].get("media", {})) == MEDIA.get(kind, [])
+    assert own.get("algorithm", config.algorithm)["name"] == config.algorithm["name"]
+    assert own.get("reward", {}).get("scorers", {}).keys() <= config.reward.scorers.keys()
 
 
 def test_a_broken_row_stops_it(folder, capsys):

@@ -142,7 +142,8 @@ def test_one_sample_per_prompt_is_fine_where_the_algorithm_allows_it(recipe):
 def test_batch_sizes_that_do_not_divide_say_which_would(recipe):
     sizes = ["data.train_batch_size=12", "rollout.n=16"]
     message = fails(recipe, *sizes, "actor.mini_batch_size=50")
-    assert "192" in message
+    assert "trains on 192 samples" in message
+    assert "no whole number of mini-batches of 50" in message
     assert all(f"{size}" in message for size in (32, 48, 64))
     assert "larger than its mini-batch of 8" in fails(
         recipe, *sizes, "actor.mini_batch_size=8", "actor.micro_batch_size=16"

@@ -77,7 +77,7 @@ def test_pickscore_prompts_are_long_and_different(convert):
         "pickscore-prompts", {"caption": long}, {"caption": "a house"}, {"caption": "a very red house on a hill"}
     )
     assert rows == [{"prompt": "a very red house on a hill"}]
-    assert convert.result == Conversion(1, {"too short": 1, "duplicate": 1})
+    assert convert.result == Conversion(1, {"too short": 1, "duplicate": 1}, filled={"prompt": 1})
 
 
 def test_image_edit_looks_in_the_published_folder_too(convert):

@@ -16,10 +16,10 @@ from tests.reward.reward_samples import sample
 FIELDS = ["img_win", "img_lose"]
 
 
-def rows():
+def rows(split="train"):
     data = DataConfig(targets={"image": TargetConfig(fields=FIELDS)})
     media = training_media(data, {"image": "image"}, Extent(32, 48))
-    return load_prompts("builtin:glyph-pairs", split="train", required_fields=["ground_truth"], media=media)
+    return load_prompts("builtin:glyph-pairs", split=split, required_fields=["ground_truth"], media=media)
 
 
 def test_every_pair_is_sound_and_none_is_held_out():
@@ -27,6 +27,13 @@ def test_every_pair_is_sound_and_none_is_held_out():
     assert check_file(path, find_kind("preference-images")) == len(rows()) == 192
     assert path.stat().st_size < 300_000
     refuse_overlap(rows(), load_prompts("builtin:ocr-glyphs", split="validation"))
+
+
+def test_held_out_pairs_are_sound_and_none_is_trained_on():
+    path = packaged("glyph-pairs") / "validation.parquet"
+    assert check_file(path, find_kind("preference-images")) == len(rows("validation")) == 8
+    refuse_overlap(rows(), rows("validation"))
+    refuse_overlap(load_prompts("builtin:ocr-glyphs", split="train"), rows("validation"))
 
 
 def test_the_chosen_side_shows_the_text_and_the_other_does_not():

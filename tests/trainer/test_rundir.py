@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+from omni_portable.config.loader import list_recipes, load_config
 from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
-from omni_portable.trainer.rundir import RunDirectory, write_text
+from omni_portable.trainer import run as training
+from omni_portable.trainer.rundir import RunDirectory, run_directory, write_text
 
 
 def _hold(path: str, ready: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
@@ -116,3 +118,20 @@ def test_too_little_space_is_refused_before_work_starts(tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError, match="checkpoints needs about"):
             directory.require_space(1 << 60, "checkpoints")
         directory.require_space(1, "checkpoints")
+
+
+def test_recipes_of_one_name_have_directories_of_their_own() -> None:
+    folders = {run_directory(load_config(name)) for name in list_recipes()}
+    assert len(folders) == len(list_recipes())
+    assert Path("runs/qwen_vl/gspo_mmk12_tiny") in folders
+    config = load_config("qwen3/gspo_gsm8k_tiny", ["trainer.run_dir=here"])
+    assert run_directory(config) == Path("here")
+
+
+def test_a_second_run_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text("x")
+    monkeypatch.setattr(training, "make_launcher", lambda config: pytest.fail("the launcher was made first"))
+    config = load_config("sd3/flow_grpo_ocr_tiny", [f"trainer.run_dir={tmp_path}"])
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        training.run(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

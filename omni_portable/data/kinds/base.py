@@ -56,7 +56,8 @@ class Kind:
         convert: a source row -> its values, or why it is left out.
         check: conditions beyond the columns', on values and decoded media; raises `DataError` that begins with `where`.
         once: column whose values may not repeat; later rows are left out.
-        recipe: keys of a recipe that use it.
+        recipe: keys of a recipe that use it, nested, beside `data.train`. `data.media` are those that the columns may
+            hold; see :meth:`keys`.
     """
 
     name: str
@@ -66,7 +67,24 @@ class Kind:
     convert: Callable[[SourceRow], Values | LeftOut]
     check: Callable[[Values, Artifacts, str], None] = _nothing
     once: str = ""
-    recipe: tuple[str, ...] = field(default_factory=tuple)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def keys(self, file: str, filled: Mapping[str, int], rows: int) -> dict[str, Any]:
+        """Keys of a recipe that trains on a converted file, nested as in YAML.
+
+        Args:
+            file: for `data.train`.
+            filled: column -> in how many of the file's rows it is filled; media in none are left out, and those that
+                are not in all are optional.
+            rows: of the file.
+        """
+        rest = dict(self.recipe)
+        data = dict(rest.pop("data", {}))
+        media = {name: dict(keys) for name, keys in data.pop("media", {}).items() if filled.get(name)}
+        for name, keys in media.items():
+            if filled[name] < rows:
+                keys["optional"] = True
+        return {"data": {"train": file, **({"media": media} if media else {}), **data}, **rest}
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ IMAGE_EDIT = Kind(
     takes="rows with 'prompt' or 'instruction', and 'image' or 'images' (files beside the source or in images/)",
     columns=(Column("prompt", "text"), Column("image", "image")),
     convert=_edit,
-    recipe=("data.media.image: {modality: image, height: 512, width: 512}",),
+    recipe={"data": {"media": {"image": {"modality": "image", "height": 512, "width": 512}}}},
 )
 FL2VA = Kind(
     name="fl2va",
@@ -86,8 +86,5 @@ FL2VA = Kind(
     ),
     convert=_fl2va,
     check=_check_frames,
-    recipe=(
-        "data.media.first_frame: {modality: image, optional: true}",
-        "data.media.last_frame: {modality: image, optional: true}",
-    ),
+    recipe={"data": {"media": {"first_frame": {"modality": "image"}, "last_frame": {"modality": "image"}}}},
 )

@@ -124,6 +124,8 @@ def _check_answers(values: Values, media: Artifacts, where: str) -> None:
 
 
 _SCORES = (Column("win_score", "number", required=False), Column("lose_score", "number", required=False))
+_GIVEN = {"engine": "dataset", "n": 2}
+_REWARD = {"scorers": {"preference": {"kind": "preference"}}}
 PREFERENCE_IMAGES = Kind(
     name="preference-images",
     summary="two pictures for a prompt, the first of which was preferred",
@@ -132,12 +134,12 @@ PREFERENCE_IMAGES = Kind(
     columns=(Column("prompt", "text"), Column("img_win", "image"), Column("img_lose", "image"), *_SCORES),
     convert=_images,
     check=_check_images,
-    recipe=(
-        "rollout.engine: dataset",
-        "rollout.n: 2",
-        "data.targets.image: {fields: [img_win, img_lose]}",
-        "reward.scorers.preference: {kind: preference}",
-    ),
+    recipe={
+        "data": {"targets": {"image": {"fields": [*SIDES]}}},
+        "algorithm": {"name": "diffusion_dpo"},
+        "rollout": _GIVEN,
+        "reward": _REWARD,
+    },
 )
 PREFERENCE_MULTIMODAL = Kind(
     name="preference-multimodal",
@@ -153,11 +155,17 @@ PREFERENCE_MULTIMODAL = Kind(
     ),
     convert=_answers,
     check=_check_answers,
-    recipe=(
-        "rollout.engine: dataset",
-        "rollout.n: 2",
-        "data.media.image: {modality: image}",
-        "data.targets.response: {fields: [chosen, rejected]}",
-        "reward.scorers.preference: {kind: preference}",
-    ),
+    recipe={
+        "data": {
+            "media": {
+                "image": {"modality": "image"},
+                "video": {"modality": "video", "fps": 2, "max_frames": 8},
+                "audio": {"modality": "audio", "sample_rate": 16000},
+            },
+            "targets": {"response": {"fields": ["chosen", "rejected"]}},
+        },
+        "algorithm": {"name": "token_dpo"},
+        "rollout": _GIVEN,
+        "reward": _REWARD,
+    },
 )

@@ -35,7 +35,7 @@ OCR_PROMPTS = Kind(
     takes=".txt lines, or rows with 'prompt' or 'text' (and 'ground_truth' where it is not quoted)",
     columns=(Column("prompt", "text"), Column("ground_truth", "text")),
     convert=_ocr,
-    recipe=("reward.scorers.ocr: {kind: ocr, detect: true}",),
+    recipe={"reward": {"scorers": {"ocr": {"kind": "ocr", "detect": True}}}},
 )
 PICKSCORE_PROMPTS = Kind(
     name="pickscore-prompts",

@@ -87,6 +87,7 @@ def _check_choice(values: Values, media: Artifacts, where: str) -> None:
         raise DataError(f"{where}: field 'ground_truth' is {shown(values['ground_truth'])}, options are {letters}")
 
 
+_IMAGE = {"modality": "image"}
 MMK12 = Kind(
     name="mmk12",
     summary="school mathematics on a picture, answered in \\boxed{} inside <answer> tags",
@@ -99,7 +100,7 @@ MMK12 = Kind(
         Column("image", "image"),
     ),
     convert=_mmk12,
-    recipe=("data.media.image: {modality: image}", "reward.scorers.math: {kind: math_boxed}"),
+    recipe={"data": {"media": {"image": _IMAGE}}, "reward": {"scorers": {"answer": {"kind": "math_boxed"}}}},
 )
 AVQA = Kind(
     name="avqa",
@@ -114,11 +115,10 @@ AVQA = Kind(
     ),
     convert=_avqa,
     check=_check_choice,
-    recipe=(
-        "data.media.image: {modality: image}",
-        "data.media.audio: {modality: audio, sample_rate: 16000}",
-        "reward.scorers.choice: {kind: multiple_choice}",
-    ),
+    recipe={
+        "data": {"media": {"image": _IMAGE, "audio": {"modality": "audio", "sample_rate": 16000}}},
+        "reward": {"scorers": {"answer": {"kind": "multiple_choice"}}},
+    },
 )
 GSM8K = Kind(
     name="gsm8k",
@@ -126,5 +126,5 @@ GSM8K = Kind(
     takes="rows with 'question' and 'answer' (the number after '####')",
     columns=(Column("prompt", "text"), Column("ground_truth", "text")),
     convert=_gsm8k,
-    recipe=("reward.scorers.math: {kind: math_boxed, template: boxed}",),
+    recipe={"reward": {"scorers": {"answer": {"kind": "math_boxed", "template": "boxed"}}}},
 )
