@@ -1,4 +1,4 @@
-"""One family in detail: batches, plans, updates. `test_omni_families` compares every family."""
+"""One family in detail: batches, plans, updates. `test_omni_agreement` compares every family."""
 
 from __future__ import annotations
 
