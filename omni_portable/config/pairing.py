@@ -22,6 +22,7 @@ from omni_portable.config.correction import check_correction
 from omni_portable.config.kinds import engines
 from omni_portable.config.plugins import engines_that_give, gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
+from omni_portable.config.teachers import check_teachers
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -40,7 +41,7 @@ def check_pairs(config: RunConfig, algorithm: PluginSpec, options: Any, source: 
     _check_group_size(config, algorithm)
     _check_lora(config, algorithm, source)
     _check_given_samples(config, algorithm)
-    _check_teachers(config, algorithm, options)
+    check_teachers(config, algorithm, options, source)
     _check_distillation(config, algorithm, options, model)
     check_correction(config, algorithm, source)
     _check_temperature(config, algorithm)
@@ -113,31 +114,6 @@ def _check_temperature(config: RunConfig, algorithm: PluginSpec) -> None:
             "learns from their differences",
             remedy="set rollout.temperature=1; validation has its own, rollout.validation_temperature",
         )
-
-
-def _check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:
-    """Teachers must be there where the algorithm distils, and only there."""
-    model = config.model
-    requires = getattr(options, "requires", None)
-    needed = bool(algorithm.capabilities.get("needs_teacher")) or bool(callable(requires) and requires().teacher)
-    if needed and not model.teachers:
-        raise CapabilityError(
-            f"algorithm '{algorithm.name}' distils from a teacher, but model.teachers is empty",
-            remedy="add model.teachers.NAME.path=FOLDER, or model.teachers.NAME.lora=FOLDER",
-        )
-    if model.teachers and not needed:
-        raise ConfigError(
-            f"model.teachers is set ({', '.join(sorted(model.teachers))}); algorithm '{algorithm.name}' ignores it",
-            remedy="remove model.teachers, set algorithm.distill_coef, or use algorithm.name=diffusion_opd",
-        )
-    if len(model.teachers) > 1 and not model.teacher_field:
-        raise ConfigError(
-            f"model.teachers names {len(model.teachers)} teachers, but model.teacher_field is empty",
-            remedy="set model.teacher_field to the prompt field that holds the teacher's name",
-        )
-    for name, teacher in model.teachers.items():
-        if not teacher.path and not teacher.lora:
-            raise ConfigError(f"model.teachers.{name} is the student itself", remedy="give it a path, a lora or both")
 
 
 def _check_distillation(config: RunConfig, algorithm: PluginSpec, options: Any, model: PluginSpec) -> None:

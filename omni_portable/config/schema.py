@@ -180,6 +180,27 @@ class RewardConfig:
 
 
 @dataclass
+class TeacherPoolConfig:
+    """Where the teachers of `model.teachers` live, and what is done when one fails."""
+
+    placement: str = "engine"
+    """'engine': inside the train engine, where they score during the update. 'pool': workers of their own, which score
+    samples as soon as they are drawn, beside the drawing of the next; under launchers of several processes, each in a
+    process of its own."""
+    workers: int = 1
+    """Workers of each teacher ('pool')."""
+    timeout_s: float = 600.0
+    """Seconds a teacher may take for one set of samples ('pool')."""
+    retries: int = 0
+    """Further attempts before a teacher counts as failed ('pool')."""
+    on_error: str = "fail"
+    """When a teacher has failed ('pool'): 'fail' stops the run, 'drop_group' leaves the prompt out."""
+    max_mib: int = 256
+    """Largest output of a teacher for one sample, in MiB ('pool'). Whole distributions over a large vocabulary take
+    more than most things."""
+
+
+@dataclass
 class MediaConfig:
     modality: str = "???"
     """'image', 'video' or 'audio'; the sound of a video file may be read as audio."""
@@ -312,8 +333,8 @@ class LauncherConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the launcher."""
     restarts: int = 3
-    """Times that lost rollout replicas (all together), and each lost reward worker, are started again before the run
-    stops."""
+    """Times that lost rollout replicas (all together), and each lost reward or teacher worker, are started again before
+    the run stops."""
 
 
 @dataclass
@@ -372,6 +393,7 @@ class RunConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    teacher: TeacherPoolConfig = field(default_factory=TeacherPoolConfig)
     data: DataConfig = field(default_factory=DataConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     dataplane: DataPlaneConfig = field(default_factory=DataPlaneConfig)

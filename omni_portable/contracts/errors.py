@@ -78,6 +78,10 @@ class RewardError(OmniPortableError):
     """A scorer that failed, timed out, or returned something that is not one finite score per sample."""
 
 
+class TeacherError(OmniPortableError):
+    """A teacher that failed, timed out, or gave an output that does not fit its trajectory."""
+
+
 class NonFiniteError(OmniPortableError):
     """A reward, loss or gradient that is NaN or infinite; names the samples it came from."""
 

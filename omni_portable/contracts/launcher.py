@@ -13,7 +13,7 @@ class Role:
     """One worker of a run, described so that any process can build it.
 
     Args:
-        name: 'actor', 'rollout' or 'reward'; all replicas of a name form one pool.
+        name: 'actor', 'rollout', 'reward' or 'teacher'; all replicas of a name form one pool.
         build: 'module:function', imported and called as ``function(config, **arguments)`` where the role lives.
         config: the run's configuration as plain data.
         replica: from 0; tells roles of one name apart.

@@ -16,6 +16,7 @@ from omni_portable.contracts.weights import WeightStream
 if TYPE_CHECKING:
     import torch
 
+    from omni_portable.contracts.teacher import TeacherOutput
     from omni_portable.contracts.tokens import AnyTrajectory, TokenPrefix
 
 StepKind = Literal["ode", "sde", "cps", "dance_sde"]
@@ -157,6 +158,7 @@ class Trajectory:
         batch_size: number of requests packed in the forward passes that made it.
         batch_row: this request's row in that pack.
         engine: name of the rollout engine.
+        teacher: what a teacher outside the train engine said of it; None where nobody asked.
     """
 
     request: RolloutRequest
@@ -172,6 +174,7 @@ class Trajectory:
     batch_size: int = 1
     batch_row: int = 0
     engine: str = ""
+    teacher: TeacherOutput | None = None
 
     def __repr__(self) -> str:
         """Without tensors: event loops format the results of their tasks, and formatting tensors takes seconds."""

@@ -21,6 +21,7 @@ from omni_portable.contracts.device import AttentionRequest
 from omni_portable.contracts.errors import ArtifactError, ConfigError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import RolloutRequest, Trajectory
+from omni_portable.contracts.teacher import TeacherOutput
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +152,7 @@ class TokenTrajectory:
         artifacts: named media; always a text called 'response'.
         batch_size / batch_row: the pack that it was scored in, and its row there.
         policy_versions: (L,) int64, of the weights that drew each token, where that was not one version.
+        teacher: as in :class:`Trajectory`.
     """
 
     request: TokenRequest
@@ -165,6 +167,7 @@ class TokenTrajectory:
     batch_row: int = 0
     engine: str = ""
     policy_versions: torch.Tensor | None = None
+    teacher: TeacherOutput | None = None
 
     @property
     def prompt_ids(self) -> torch.Tensor:

@@ -31,6 +31,7 @@ from omni_portable.contracts.rollout import (
     Schedule,
     Trajectory,
 )
+from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
 
@@ -50,6 +51,7 @@ TYPES: Mapping[str, type] = {
         SamplingPlan,
         Schedule,
         ScoredGroup,
+        TeacherOutput,
         TensorInfo,
         TokenPrefix,
         TokenRequest,

@@ -84,6 +84,8 @@ class Loop:
         metrics |= self.producer.rollout.statistics() | self.turns.statistics()
         made = self.producer.logs.pop(step)
         metrics["reward/dropped_groups"] = float(made.dropped_groups)
+        if self.producer.teacher is not None:
+            metrics["teacher/failed_samples"] = float(made.untaught)
         metrics["policy/version"] = float(self.turns.version)
         metrics |= response_metrics([trajectory for group in groups for trajectory in group.trajectories])
         await self.turns.before_update()

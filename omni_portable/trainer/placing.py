@@ -13,16 +13,19 @@ from typing import Any
 
 from omni_portable.config.plugins import plugin_options
 from omni_portable.config.schema import RunConfig
+from omni_portable.config.teachers import pooled
 from omni_portable.contracts import registry
 from omni_portable.contracts.device import Device
 from omni_portable.contracts.launcher import Launcher, Role
 from omni_portable.contracts.reward import Scoring
 from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.teacher import Teaching
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup
 from omni_portable.reward.compose import RewardComposer
 from omni_portable.reward.revival import RevivedRewards
 from omni_portable.rollout.router import Router
+from omni_portable.trainer.teaching import RevivedTeacher
 
 HERE = "omni_portable.trainer.roles"
 
@@ -32,6 +35,7 @@ class Placed:
     """The started roles of a run.
 
     Args:
+        teachers: name -> its workers; empty where the train engine holds the teachers.
         guests: label -> rollout engine on the actor's devices; empty where nothing is lent.
     """
 
@@ -39,6 +43,7 @@ class Placed:
     engine: RolloutEngine
     rewards: Sequence[Scoring]
     guests: Mapping[str, RolloutEngine] = field(default_factory=dict)
+    teachers: Mapping[str, Sequence[Teaching]] = field(default_factory=dict)
 
 
 def make_launcher(config: RunConfig) -> Launcher:
@@ -79,7 +84,16 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
     rollouts = [role("rollout", replica, setup=setup) for replica in range(config.rollout.replicas)]
     workers = range(config.reward.workers if composer else 0)
     rewards = [role("reward", worker, composer=None if worker else composer) for worker in workers]
-    return [role("actor", setup=setup), *rollouts, *rewards, *lent_roles(setup)]
+    teachers = [
+        replace(role("teacher", at, setup=setup), arguments={"teacher": name})
+        for at, name in enumerate(_teacher_names(config))
+    ]
+    return [role("actor", setup=setup), *rollouts, *rewards, *teachers, *lent_roles(setup)]
+
+
+def _teacher_names(config: RunConfig) -> list[str]:
+    """Of each worker of the pool, the teacher that it holds."""
+    return [name for name in config.model.teachers for _ in range(config.teacher.workers)] if pooled(config) else []
 
 
 def lent_roles(setup: EngineSetup) -> list[Role]:
@@ -119,8 +133,10 @@ def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_
     rollouts = {role.label: handles[role.label] for role in roles if role.name == "rollout"}
     rewards = [(role, handles[role.label]) for role in roles if role.name == "reward"]
     guests = {role.label: handles[role.label] for role in roles if role.name == "lent"}
+    taught = [(role, handles[role.label]) for role in roles if role.name == "teacher"]
     if not apart and not guests:
-        return Placed(handles["actor-0"], rollouts["rollout-0"], [handle for _, handle in rewards])
+        teachers = _by_name(taught)
+        return Placed(handles["actor-0"], rollouts["rollout-0"], [handle for _, handle in rewards], teachers=teachers)
     by_label = {role.label: role for role in roles}
     router = Router(
         rollouts,
@@ -132,12 +148,23 @@ def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_
     )
     stack.callback(router.close)
     if not apart:
-        return Placed(handles["actor-0"], router, [handle for _, handle in rewards], guests)
+        return Placed(handles["actor-0"], router, [handle for _, handle in rewards], guests, _by_name(taught))
     revived = [
         RevivedRewards(role.label, handle, partial(restarted, launcher, role), config.launcher.restarts)
         for role, handle in rewards
     ]
-    return Placed(handles["actor-0"], router, revived, guests)
+    teaching = [
+        (role, RevivedTeacher(role.label, handle, partial(restarted, launcher, role), config.launcher.restarts))
+        for role, handle in taught
+    ]
+    return Placed(handles["actor-0"], router, revived, guests, _by_name(teaching))
+
+
+def _by_name(taught: Sequence[tuple[Role, Teaching]]) -> dict[str, list[Teaching]]:
+    workers: dict[str, list[Teaching]] = {}
+    for role, handle in taught:
+        workers.setdefault(str(role.arguments["teacher"]), []).append(handle)
+    return workers
 
 
 def restarted(launcher: Launcher, role: Role) -> Any:

@@ -19,6 +19,7 @@ from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.data.fields import input_media, training_media
 from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
 from omni_portable.models.extents import check_extents, extent_of
+from omni_portable.models.teacher_routing import check_routes
 from omni_portable.reward.compose import RewardComposer
 
 
@@ -65,6 +66,7 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
         needed_by=needed_by,
         media=training_media(config.data, artifacts, extent_of(config.rollout)),
     )
+    check_routes(config.model, train)
     sampler = PromptSampler(train, config.data.train_batch_size, config.data.shuffle, config.trainer.seed)
     validation: list[PromptRow] = []
     if config.data.validation:

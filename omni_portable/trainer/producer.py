@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from omni_portable.config.modes import SYNC
 from omni_portable.config.schema import RunConfig
@@ -15,17 +16,23 @@ from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.drawing import Drawing
 from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.progress import Progress
-from omni_portable.trainer.rollout_stage import RolloutStage, gathered
-from omni_portable.trainer.stages import RewardStage, form_groups, groups_with_signal
+from omni_portable.trainer.rollout_stage import RolloutStage, both, gathered
+from omni_portable.trainer.stages import RewardStage, form_groups, groups_with_signal, without
+from omni_portable.trainer.teaching import Taught, TeacherStage
 from omni_portable.trainer.timing import StageClock
+
+Judged: TypeAlias = tuple[Sequence[AnyTrajectory], ComposedReward, Mapping[str, str]]
+"""Trajectories, with their teachers' outputs where asked for; rewards; request id -> why a teacher gave no output."""
 
 
 @dataclass
 class RoundLog:
-    """What one round did beside its groups: groups left out for failed rewards, and further draws of prompts."""
+    """What one round did beside its groups: groups left out for failed rewards or teachers, further draws of prompts,
+    and samples whose teacher failed."""
 
     dropped_groups: int = 0
     refills: int = 0
+    untaught: int = 0
 
 
 @dataclass
@@ -39,6 +46,7 @@ class Producer:
     Args:
         overlap: score each piece of a rollout as soon as it is drawn, beside the drawing of the next.
         stock: is told what is drawn and scored of each round, where anybody asks.
+        teacher: asks the teachers that live outside the train engine, beside the rewards; None where there are none.
     """
 
     config: RunConfig
@@ -52,6 +60,7 @@ class Producer:
     progress: Progress
     overlap: bool = False
     stock: Stock | None = None
+    teacher: TeacherStage | None = None
     logs: dict[int, RoundLog] = field(default_factory=dict)
 
     async def produce(self, step: int) -> int:
@@ -78,7 +87,9 @@ class Producer:
         prompts = self.sampler.batch(batch)
         requests = self.requests.training(prompts, step, name)
         draw = self._overlapping if self.overlap else self._in_turn
-        trajectories, reward = await draw(step, requests)
+        trajectories, reward, untaught = await draw(step, requests)
+        log.untaught += len(untaught)
+        reward = without(reward, trajectories, untaught)
         groups, dropped = form_groups(trajectories, reward, batch * len(prompts))
         log.dropped_groups += dropped
         for group in groups:
@@ -88,27 +99,40 @@ class Producer:
                 await self.buffer.store(group)
         return groups
 
-    async def _in_turn(
-        self, step: int, requests: Sequence[AnyRequest]
-    ) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
+    async def _in_turn(self, step: int, requests: Sequence[AnyRequest]) -> Judged:
         self.progress.stage(f"step {step}: rollout")
         with self.clock.measure("rollout"):
             trajectories = await self.rollout.run(requests)
         self.progress.stage(f"step {step}: reward")
-        with self.clock.measure("reward"):
-            return trajectories, await self.reward.run(trajectories)
+        return await self._judge(trajectories)
 
-    async def _overlapping(
-        self, step: int, requests: Sequence[AnyRequest]
-    ) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
-        async def piece(part: Sequence[AnyRequest]) -> tuple[Sequence[AnyTrajectory], ComposedReward]:
-            trajectories = await self.rollout.draw(part, self.clock)
-            with self.clock.measure("reward"):
-                reward = await self.reward.run(trajectories)
+    async def _overlapping(self, step: int, requests: Sequence[AnyRequest]) -> Judged:
+        async def piece(part: Sequence[AnyRequest]) -> Judged:
+            judged = await self._judge(await self.rollout.draw(part, self.clock))
             if self.stock is not None:
                 self.stock.add(step, len(part))
-            return trajectories, reward
+            return judged
 
         self.progress.stage(f"step {step}: rollout and reward")
         done = await gathered([piece(part) for part in self.rollout.pieces(requests)])
-        return [t for trajectories, _ in done for t in trajectories], join_rewards([reward for _, reward in done])
+        return (
+            [trajectory for trajectories, _, _ in done for trajectory in trajectories],
+            join_rewards([reward for _, reward, _ in done]),
+            {name: why for _, _, errors in done for name, why in errors.items()},
+        )
+
+    async def _judge(self, trajectories: Sequence[AnyTrajectory]) -> Judged:
+        """Ask scorers and teachers side by side."""
+
+        async def score() -> ComposedReward:
+            with self.clock.measure("reward"):
+                return await self.reward.run(trajectories)
+
+        async def teach() -> Taught:
+            if self.teacher is None:
+                return Taught(trajectories)
+            with self.clock.measure("teacher"):
+                return await self.teacher.run(trajectories)
+
+        reward, taught = await both(score(), teach())
+        return taught.trajectories, reward, taught.errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,10 +12,12 @@ from omni_portable.config.convert import build
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.teacher import POOL, TeacherFactory, Teaching
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup
 from omni_portable.reward.compose import RewardComposer
 from omni_portable.trainer.preflight import prepare_algorithm, prepare_model
+from omni_portable.trainer.teaching import InThread
 
 
 def build_actor(config: Mapping[str, Any], setup: EngineSetup | None = None) -> TrainEngine:
@@ -37,6 +40,14 @@ def build_rollout(config: Mapping[str, Any], setup: EngineSetup | None = None) -
 def build_reward(config: Mapping[str, Any], composer: RewardComposer | None = None) -> RewardComposer:
     """The recipe's scorers; `composer` are those that this process has already."""
     return composer or RewardComposer.from_config(_typed(config).reward)
+
+
+def build_teacher(config: Mapping[str, Any], teacher: str, setup: EngineSetup | None = None) -> Teaching:
+    """A teacher of the recipe outside its train engine, by its name; arguments as of :func:`build_actor`."""
+    setup = setup or _setup(config)
+    engine = registry.spec("train_engine", setup.config.actor.engine)
+    make: TeacherFactory = replace(engine, target=str(engine.capabilities[POOL])).load()
+    return InThread(make(setup, teacher, prepare_algorithm(setup.config)))
 
 
 def _typed(config: Mapping[str, Any]) -> RunConfig:

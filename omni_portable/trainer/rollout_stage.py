@@ -17,6 +17,7 @@ from omni_portable.trainer.modes.slots import Slots
 from omni_portable.trainer.timing import StageClock
 
 Item = TypeVar("Item")
+Other = TypeVar("Other")
 
 
 @dataclass
@@ -109,6 +110,12 @@ class RolloutStage:
                 return request
         self._interruptions.restarted += 1
         return request
+
+
+async def both(first: Coroutine[Any, Any, Item], second: Coroutine[Any, Any, Other]) -> tuple[Item, Other]:
+    """Two results; the first error cancels the other and is raised as it is."""
+    one, two = await gathered(list[Coroutine[Any, Any, Any]]([first, second]))
+    return one, two
 
 
 async def gathered(pieces: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:

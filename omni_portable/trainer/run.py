@@ -47,6 +47,7 @@ from omni_portable.trainer.runlog import log_to
 from omni_portable.trainer.saving import CheckpointStage, deciding_keys, fingerprint, open_checkpoint, restore
 from omni_portable.trainer.stages import AdvantageStage, RewardStage, UpdateStage
 from omni_portable.trainer.summary import summarise
+from omni_portable.trainer.teaching import TeacherStage
 from omni_portable.trainer.timeline import rewind_timeline
 from omni_portable.trainer.timing import StageClock
 from omni_portable.trainer.validation import ValidationStage
@@ -159,10 +160,11 @@ def _wire(
     state = start.state
     actor, engine, clock = placed.actor, placed.engine, StageClock()
     gate, slots, mode = Gate(), Slots(config.rollout.replicas), config.trainer.mode
+    overlap = config.reward.overlap or mode != SYNC or bool(placed.teachers)
     reward = RewardStage(*placed.rewards)
     rollout = RolloutStage(
         engine,
-        piece_size=config.rollout.max_num_seqs if config.reward.overlap or mode != SYNC else 0,
+        piece_size=config.rollout.max_num_seqs if overlap else 0,
         slots=slots,
         gate=gate,
         resubmit=mode == "fully_async",
@@ -196,8 +198,9 @@ def _wire(
         buffer=buffer,
         clock=clock,
         progress=progress,
-        overlap=config.reward.overlap or config.trainer.mode != SYNC,
+        overlap=overlap,
         stock=stock if placed.guests else None,
+        teacher=TeacherStage(config.model, config.teacher, placed.teachers) if placed.teachers else None,
     )
     limit = probe_limit(prepared.dtype, config.consistency.max_logprob_gap)
     server = Server(

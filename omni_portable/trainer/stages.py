@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -53,6 +53,15 @@ class RewardStage:
             self._free.put_nowait(worker)
 
 
+def without(reward: ComposedReward, trajectories: Sequence[AnyTrajectory], errors: Mapping[str, str]) -> ComposedReward:
+    """The reward with further failed samples (request id -> why), whose groups will be left out."""
+    if not errors:
+        return reward
+    failed = {*reward.failed, *errors}
+    names = [t.request.request_id for t in trajectories if t.request.request_id in failed]
+    return replace(reward, failed=names, errors={**errors, **reward.errors})
+
+
 def form_groups(
     trajectories: Sequence[AnyTrajectory], reward: ComposedReward, first_submission: int
 ) -> tuple[list[ScoredGroup], int]:
@@ -77,7 +86,8 @@ def form_groups(
     if not groups:
         first, why = next(iter(reward.errors.items()), ("", "unknown"))
         raise RewardError(
-            f"no group is left to train on: every group holds a sample whose reward failed; the first, '{first}': {why}"
+            "no group is left to train on: every group holds a sample whose reward or teacher failed; the first, "
+            f"'{first}': {why}"
         )
     return groups, len(members) - len(groups)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 CONSUMER = ("update", "sync", "validate", "checkpoint")
 """Stages of the consumer, which does one thing at a time."""
-PRODUCER = ("rollout", "reward")
+PRODUCER = ("rollout", "reward", "teacher")
 """Stages of the producer; several of each may be going on at once."""
 WAIT = "wait"
 """The consumer waits for the buffer."""
@@ -61,7 +61,8 @@ class StageClock:
         """Everything since the last call.
 
         ``timing_s/<stage>``: seconds of the spans that ended, each for itself. ``role_s/<role>/busy`` and ``idle``:
-        seconds in which anything of 'rollout', 'reward' or 'actor' (the consumer) was going on, or nothing;
+        seconds in which anything of 'rollout', 'reward', 'teacher' (where there is a pool) or 'actor' (the consumer)
+        was going on, or nothing;
         ``role_s/actor/waiting``: those of the idle ones in which it waited for the buffer. ``critical_path_s/<stage>``:
         see :func:`critical_path`.
         """
@@ -95,7 +96,9 @@ def covered(spans: Sequence[Span], stages: Sequence[str]) -> float:
 def roles(spans: Sequence[Span], window: float) -> dict[str, float]:
     """Busy, idle and waiting seconds by role in a window of so many seconds, and the critical path."""
     figures: dict[str, float] = {}
-    for role, stages in (("rollout", ("rollout",)), ("reward", ("reward",)), ("actor", CONSUMER)):
+    present = {span.stage for span in spans}
+    producers = [(stage, (stage,)) for stage in PRODUCER if stage != "teacher" or stage in present]
+    for role, stages in (*producers, ("actor", CONSUMER)):
         busy = covered(spans, stages)
         figures[f"role_s/{role}/busy"] = busy
         figures[f"role_s/{role}/idle"] = max(0.0, window - busy)
@@ -107,7 +110,7 @@ def critical_path(spans: Sequence[Span]) -> dict[str, float]:
     """Stage -> seconds in which it was what the step was waiting for.
 
     While the consumer works, that is its own stage. While it waits, it is the rollout, or, where none is going on, the
-    reward; 'other' where neither is.
+    reward or the teacher; 'other' where none of them is.
     """
     held: dict[str, float] = {}
     edges = sorted({edge for span in spans for edge in (span.start, span.end)})

@@ -17,6 +17,7 @@ from omni_portable.contracts.algorithm import Policy, TrainBatch
 from omni_portable.contracts.errors import ConsistencyError, DataError
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import Conditioning, Trajectory
+from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.models.policy import split_conditioning
 
@@ -52,6 +53,7 @@ class Common:
         advantages / weights: (B,) fp32 on the device.
         trained: (B,) bool on the CPU, rows of weight above 0.
         unit: (B,) int64 on the device, number of the unit of the selection that a row belongs to.
+        teacher: what a teacher outside the engine said of each row; None where nobody asked.
     """
 
     first: int
@@ -63,6 +65,7 @@ class Common:
     unit: torch.Tensor
     conditioning: Conditioning = field(default_factory=dict)
     negative: Conditioning | None = None
+    teacher: tuple[TeacherOutput | None, ...] = ()
 
     def kept(self, device: torch.device) -> torch.Tensor | None:
         """Positions of the rows that are trained on; None where all are."""
@@ -124,6 +127,7 @@ def pack_common(
         unit=(torch.arange(len(trajectories)) // batch.unit).to(device),
         conditioning=positive,
         negative=negative,
+        teacher=tuple(t.teacher for t in trajectories),
     )
 
 

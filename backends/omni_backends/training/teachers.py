@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 from omni_backends.training.micro import MicroBatch
 from omni_portable.config.loader import resolve_model_path
 from omni_portable.config.paths import user_path
-from omni_portable.contracts.errors import CapabilityError, DataError
-from omni_portable.contracts.model import DiffusionAdapter
+from omni_portable.contracts.errors import CapabilityError
 from omni_portable.models.lora_file import load_saved_lora
 from omni_portable.models.setup import EngineSetup, load_adapter
+from omni_portable.models.teacher_routing import teacher_of
 
 
 class Teachers:
@@ -41,8 +40,8 @@ class Teachers:
                 remedy="set model.teacher_field to the prompt field that holds the teacher's name",
                 choices=sorted(model.teachers),
             )
-        self._field = model.teacher_field
-        self._adapters = {name: _load(setup, name) for name in model.teachers}
+        self._model = model
+        self._adapters = {name: load_teacher(setup, name) for name in model.teachers}
 
     def forward(self, micro: MicroBatch, step: int) -> Any:
         """Each row under its own teacher, no gradient; every teacher that is needed sees the whole micro-batch.
@@ -51,7 +50,7 @@ class Teachers:
             DataError: a sample whose prompt names no known teacher.
         """
         rows = zip(micro.common.request_ids, micro.common.metadata, strict=True)
-        names = [self._teacher_of(request_id, metadata) for request_id, metadata in rows]
+        names = [teacher_of(self._model, f"the prompt of sample '{name}'", metadata) for name, metadata in rows]
         with torch.no_grad():
             scored = {name: micro.forward(self._adapters[name], step) for name in dict.fromkeys(names)}
         if len(scored) == 1:
@@ -62,20 +61,13 @@ class Teachers:
         """The teachers' transformers, which sleep with the actor's weights."""
         return [adapter.transformer for adapter in self._adapters.values()]
 
-    def _teacher_of(self, request_id: str, metadata: Mapping[str, object]) -> str:
-        if not self._field:
-            return next(iter(self._adapters))
-        name = str(metadata.get(self._field, ""))
-        if name not in self._adapters:
-            raise DataError(
-                f"the prompt of sample '{request_id}' names the teacher '{name}' in its field '{self._field}'",
-                remedy="name a teacher of model.teachers in every row",
-                choices=sorted(self._adapters),
-            )
-        return name
 
+def load_teacher(setup: EngineSetup, name: str) -> Any:
+    """The frozen adapter of one teacher, of the kind of model that the run trains.
 
-def _load(setup: EngineSetup, name: str) -> DiffusionAdapter:
+    Raises:
+        ModelError: a folder that is missing or of another family.
+    """
     teacher = setup.config.model.teachers[name]
     path = resolve_model_path(teacher.path) if teacher.path else setup.load.path
     adapter = load_adapter(replace(setup, load=replace(setup.load, path=path)), ("transformer",))

@@ -153,6 +153,7 @@ def _pack(
         weights=weights.to(device),
         trained=weights > 0,
         unit=(torch.arange(len(trajectories)) // batch.unit).to(device),
+        teacher=tuple(t.teacher for t in trajectories),
     )
     return TokenBatch(
         common=common,

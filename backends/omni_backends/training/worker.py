@@ -18,11 +18,13 @@ from omni_backends.training.micro import Forward, MicroBatch, sample_weights
 from omni_backends.training.noised import noised_batches
 from omni_backends.training.optim import MasterOptimizer
 from omni_backends.training.policies import Policies, Swap
+from omni_backends.training.recorded import RecordedTeachers
 from omni_backends.training.replay import transition_batches
 from omni_backends.training.rows import filled_up
 from omni_backends.training.teachers import Teachers
 from omni_backends.training.tokens import token_batches, total_weight
 from omni_portable.config.kinds import trained_kind
+from omni_portable.config.teachers import pooled
 from omni_portable.contracts.algorithm import Algorithm, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError
@@ -61,7 +63,7 @@ class Worker:
         self._module.eval()  # no dropout: the replay repeats the rollout's arithmetic
         if config.actor.gradient_checkpointing:
             _enable_checkpointing(self._module)
-        self._teachers = Teachers(setup) if setup.requires.teacher else None
+        self._teachers = _teachers(setup) if setup.requires.teacher else None
         self._distribute()
         parameters = trainable_parameters(self._module)
         self._optimizer = self._make_optimizer(parameters)
@@ -179,6 +181,10 @@ class Worker:
         for other in self._trained_copies().values():
             pool.register("optimizer", other.adamw)
         return SleepGuard(self.name, pool)
+
+
+def _teachers(setup: EngineSetup) -> Teachers | RecordedTeachers:
+    return RecordedTeachers() if pooled(setup.config) else Teachers(setup)
 
 
 def micro_batch_size(setup: EngineSetup) -> int:

@@ -9,7 +9,7 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
-REMOTE = ("rollout", "reward")
+REMOTE = ("rollout", "reward", "teacher")
 """Roles with processes of their own; the others live with the trainer."""
 
 
@@ -26,6 +26,10 @@ class RayOptions:
     """Devices of one reward worker."""
     reward_cpus: float = 1.0
     """CPUs that the cluster sets aside for one reward worker."""
+    teacher_devices: float = 1.0
+    """Devices of one teacher worker (teacher.placement=pool); 0 shares the trainer's device."""
+    teacher_cpus: float = 1.0
+    """CPUs that the cluster sets aside for one teacher worker."""
     trainer_devices: float = 1.0
     """Devices that the trainer uses on the machine where it runs, so that the cluster gives them to nobody else."""
     cpus: int = 0
@@ -43,7 +47,7 @@ class RayOptions:
     """Seconds that a worker may take to answer a lifecycle call; drawing and scoring have no limit here."""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_devices", "rollout_cpus", "reward_devices", "reward_cpus", "trainer_devices", "cpus"):
+        for name in (*(f"{role}_{what}" for role in REMOTE for what in ("devices", "cpus")), "trainer_devices", "cpus"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"launcher.options.{name}={getattr(self, name)} is below 0")
         for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
@@ -66,7 +70,7 @@ class RayOptions:
 
 SPEC = PluginSpec(
     name="ray",
-    summary="runs rollout and rewards in processes of their own, on one machine or many",
+    summary="runs rollout, rewards and teachers in processes of their own, on one machine or many",
     target="omni_backends.launch.ray.launcher:RayLauncher",
     options=RayOptions,
     capabilities={"multi_process": True},

@@ -104,6 +104,14 @@ class RewardHost(Host):
         return answered(lambda: self._run(self._role.score_async(unpack(blob))))
 
 
+class TeacherHost(Host):
+    """A teacher."""
+
+    def teach(self, blob: bytes) -> bytes:
+        """Packed trajectories -> packed list of `TeacherOutput`."""
+        return answered(lambda: self._run(self._role.teach_async(unpack(blob))))
+
+
 class RolloutHost(Host):
     """A rollout engine.
 

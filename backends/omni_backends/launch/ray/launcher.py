@@ -18,11 +18,12 @@ from omni_backends.launch.local import LocalLauncher
 from omni_backends.launch.ray import REMOTE, RayOptions
 from omni_backends.launch.ray.cluster import Connection, connect
 from omni_backends.launch.ray.engine import RemoteRolloutEngine
-from omni_backends.launch.ray.host import RewardHost, RolloutHost, versions
+from omni_backends.launch.ray.host import RewardHost, RolloutHost, TeacherHost, versions
 from omni_backends.launch.ray.logs import LogCollector
 from omni_backends.launch.ray.own_device import check_first_device, on_this_machine
 from omni_backends.launch.ray.pools import Pool, check_room, demand, device_resource, local_cpus, pools
 from omni_backends.launch.ray.rewards import RemoteRewards
+from omni_backends.launch.ray.teachers import RemoteTeacher
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import ClusterError, LifecycleError
 from omni_portable.contracts.launcher import Role
@@ -30,7 +31,7 @@ from omni_portable.rollout.codec import pack
 
 log = logging.getLogger(__name__)
 
-HOSTS = {"rollout": RolloutHost, "reward": RewardHost}
+HOSTS = {"rollout": RolloutHost, "reward": RewardHost, "teacher": TeacherHost}
 ROOM_S = 10.0
 """Seconds that other runs are given to return what they used."""
 CALLS_AT_ONCE = 32
@@ -38,7 +39,7 @@ CALLS_AT_ONCE = 32
 
 
 class RayLauncher:
-    """Rollout engines and rewards get processes of their own; every other role is built in the trainer's.
+    """Rollout engines, rewards and teachers get processes of their own; every other role is built in the trainer's.
 
     `start` and `stop` may be called from several threads.
     """
@@ -82,7 +83,7 @@ class RayLauncher:
     def start(self, role: Role) -> Any:
         """
         Returns:
-            A `RemoteRolloutEngine` or `RemoteRewards`, or the role itself where it lives here.
+            A `RemoteRolloutEngine`, `RemoteRewards` or `RemoteTeacher`, or the role itself where it lives here.
 
         Raises:
             LifecycleError: the role is running, or the launcher was shut down.
@@ -190,7 +191,7 @@ class RayLauncher:
         log.info("'%s' runs in process %d", role.label, worker.pid)
         if role.name == "rollout":
             return RemoteRolloutEngine(worker, built["name"], math.ceil(self._options.bucket_mib * (1 << 20)))
-        return RemoteRewards(worker)
+        return RemoteTeacher(worker) if role.name == "teacher" else RemoteRewards(worker)
 
 
 def check_versions(label: str, there: dict[str, str], here: dict[str, str]) -> None:

@@ -80,8 +80,8 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
         raise ClusterError(
             f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
             f"{asked}; free are {has} on {len(nodes)} machines",
-            remedy="add machines, end other jobs, or lower rollout.replicas, reward.workers or what each of them is "
-            "given in launcher.options",
+            remedy="add machines, end other jobs, or lower rollout.replicas, reward.workers, teacher.workers or what "
+            "each of them is given in launcher.options",
         )
     for pool in wanted:
         if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):

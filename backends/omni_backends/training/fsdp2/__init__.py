@@ -10,6 +10,7 @@ SPEC = PluginSpec(
     summary="trains a diffusion transformer or a language model (LoRA or all weights), sharded over processes",
     target="omni_backends.training.fsdp2.engine:Fsdp2TrainEngine",
     capabilities={
+        "teacher_pool": "omni_backends.training.teaching:PoolTeacher",
         "kinds": ("diffusion", "autoregressive"),
         "lora": True,
         "full": True,

@@ -11,6 +11,7 @@ SPEC = PluginSpec(
     target="omni_backends.training.megatron.engine:MegatronTrainEngine",
     options=MegatronOptions,
     capabilities={
+        "teacher_pool": "omni_backends.training.teaching:PoolTeacher",
         "kinds": ("autoregressive",),
         "families": ("qwen3",),
         "lora": False,

@@ -9,6 +9,7 @@ SPEC = PluginSpec(
     summary="trains a diffusion transformer or a language model (LoRA or all weights) in one process on one device",
     target="omni_backends.training.single.engine:SingleTrainEngine",
     capabilities={
+        "teacher_pool": "omni_backends.training.teaching:PoolTeacher",
         "kinds": ("diffusion", "autoregressive"),
         "lora": True,
         "full": True,

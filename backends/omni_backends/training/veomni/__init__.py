@@ -11,6 +11,7 @@ SPEC = PluginSpec(
     target="omni_backends.training.veomni.engine:VeOmniTrainEngine",
     options=VeOmniOptions,
     capabilities={
+        "teacher_pool": "omni_backends.training.teaching:PoolTeacher",
         "kinds": ("diffusion", "autoregressive"),
         "lora": True,
         "full": True,
