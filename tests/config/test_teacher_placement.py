@@ -37,7 +37,7 @@ def test_there_must_be_a_teacher_to_place() -> None:
 def test_an_engine_without_a_teacher_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = registry.spec("train_engine", "single")
     assert POOL in spec.capabilities
-    monkeypatch.delitem(spec.capabilities, POOL)  # type: ignore[arg-type]
+    monkeypatch.setitem(spec.capabilities, POOL, "")  # type: ignore[arg-type]
     assert "actor.engine=single names no teacher" in fails("sd3/diffusion_opd_routed_tiny", error=CapabilityError)
 
 
