@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.config.convert import suggest
 from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.media import MediaArtifact
@@ -25,6 +27,7 @@ Split = Literal["train", "validation"]
 ID_KEY = "id"
 TEXT_FIELD = "ground_truth"
 """The wanted text of a text-rendering prompt; always a string."""
+NO_NAMES: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def load_prompts(
     split: Split,
     prompt_key: str = "prompt",
     required_fields: Sequence[str] = (),
+    names: Mapping[str, tuple[str, Sequence[str]]] = NO_NAMES,
     media: RowMedia = NO_MEDIA,
 ) -> list[PromptRow]:
     """All rows of a prompt source, in the order of the file.
@@ -65,6 +69,7 @@ def load_prompts(
         split: which file of a packaged set; a path is taken as it is.
         prompt_key: field that holds the prompt.
         required_fields: fields every row must have and fill.
+        names: required field -> (key of the configuration, what it lists): the field must hold one of them.
         media: which fields hold input media and targets.
 
     Raises:
@@ -87,7 +92,9 @@ def load_prompts(
         prompt = _check(row, prompt_key, where, expected=str).strip()
         _check_text(row, where)
         for name in required_fields:
-            _check(row, name, where, expected=str if name == TEXT_FIELD else None)
+            value = _check(row, name, where, expected=str if name == TEXT_FIELD else None)
+            if name in names:
+                _check_name(value, name, where, *names[name])
         metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY, *finder.columns)}
         prompt_id = _prompt_id(row.get(ID_KEY), prompt, seen, where)
         rows.append(PromptRow(prompt_id, prompt, metadata, finder.inputs(row, number), finder.targets(row, number)))
@@ -145,6 +152,15 @@ def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None)
             remedy="write it as a string" if expected is str else "",
         )
     return value
+
+
+def _check_name(value: Any, field: str, where: str, key: str, known: Sequence[str]) -> None:
+    if str(value) not in known:
+        raise DataError(
+            f"{where}: field '{field}' is {value!r}, which is none of {key}",
+            remedy=suggest(str(value), known) or f"name one of {key} in every row",
+            choices=sorted(known),
+        )
 
 
 def _check_text(value: Any, where: str, field: str = "") -> None:
