@@ -50,12 +50,14 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from omni_portable.config.loader import load_config, to_yaml
     from omni_portable.config.plan import plan_text
+    from omni_portable.models.companions import check_companions
     from omni_portable.models.extents import check_extents
 
     overrides = [*arguments.overrides, *(["trainer.resume=auto"] if arguments.resume else [])]
     config = load_config(arguments.recipe, overrides)
     if arguments.dry_run:
         check_extents(config)
+        check_companions(config)
         print(to_yaml(config))
         print(plan_text(config))
         print(absent_text(config))

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import omni_portable
-from omni_portable.config.convert import suggest
+from omni_portable.config.convert import naming, suggest
 from omni_portable.config.paths import user_path
-from omni_portable.config.tiny import TINY, tiny_builder, tiny_folder, tiny_target
+from omni_portable.config.tiny import TINY, tiny_builder, tiny_folder, tiny_names, tiny_target
 from omni_portable.contracts.errors import ConfigError, ModelError
 
 BUILTIN = "builtin:"
@@ -36,12 +36,32 @@ def packaged(name: str) -> Path:
     return path
 
 
-def check_source(path: str) -> None:
-    """`ConfigError` where `path` names a packaged or a tiny model that does not exist; nothing is built or read."""
+def check_source(path: str, key: str = "model.path", family: str = "") -> None:
+    """Check a packaged or a tiny model by its name; nothing is built or read.
+
+    Args:
+        path: the value of `key`; other paths are not looked at.
+        family: that the model must be of; '' takes any.
+
+    Raises:
+        ConfigError: there is none of that name, it is no model, or it is of another family.
+    """
     if path.startswith(BUILTIN):
-        packaged(path.removeprefix(BUILTIN))
+        with naming(f"{key}={path}"):
+            folder = packaged(path.removeprefix(BUILTIN))
+        if not any((folder / name).is_file() for name in ("model_index.json", "config.json")):
+            raise ConfigError(f"{key}={path}: it is packaged with omni-portable, but it is no model")
     elif path.startswith(TINY):
-        tiny_builder(path.removeprefix(TINY))
+        with naming(f"{key}={path}"):
+            tiny_builder(path.removeprefix(TINY))
+        of = path.removeprefix(TINY).partition("/")[0]
+        if family and of != family:
+            raise ConfigError(
+                f"{key}={path} is a model of family '{of}', but model.family={family}",
+                remedy=f"set {key} to a model of family '{family}'"
+                + (f", or model.family={of}" if key == "model.path" else ""),
+                choices=[TINY + name for name in tiny_names() if name.partition("/")[0] == family],
+            )
 
 
 def resolve_model_path(path: str) -> Path:

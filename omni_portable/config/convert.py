@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omni_portable.contracts.errors import ConfigError
+from omni_portable.contracts.errors import ConfigError, OmniPortableError
 from omni_portable.contracts.spelling import did_you_mean
 
 T = TypeVar("T")
@@ -184,6 +184,18 @@ def naming(where: str) -> Iterator[None]:
         raise type(error)(f"{where}: {error.problem}", remedy=error.remedy, choices=error.choices) from error
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+@contextlib.contextmanager
+def renaming(keys: Mapping[str, str]) -> Iterator[None]:
+    """Speak of the keys that the user wrote, in an error of code that was made for others: key -> the right one."""
+    try:
+        yield
+    except OmniPortableError as error:
+        texts = [error.problem, error.remedy]
+        for key, right in keys.items():
+            texts = [text.replace(key, right) for text in texts]
+        raise type(error)(texts[0], remedy=texts[1], choices=error.choices) from error
 
 
 def _union(members: Sequence[Any], value: Any, key: str, source: Source) -> Any:

@@ -37,6 +37,11 @@ def check_teachers(config: RunConfig, algorithm: PluginSpec, options: Any, sourc
             f"model.teachers is set ({', '.join(sorted(model.teachers))}); algorithm '{algorithm.name}' ignores it",
             remedy="remove model.teachers, set algorithm.distill_coef, or use algorithm.name=diffusion_opd",
         )
+    if model.teacher_field and not model.teachers:
+        raise ConfigError(
+            f"model.teacher_field={model.teacher_field} is set, but model.teachers is empty",
+            remedy="remove model.teacher_field",
+        )
     if len(model.teachers) > 1 and not model.teacher_field:
         raise ConfigError(
             f"model.teachers names {len(model.teachers)} teachers, but model.teacher_field is empty",

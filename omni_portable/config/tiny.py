@@ -41,6 +41,11 @@ def tiny_builder(name: str) -> str:
     return known[name]
 
 
+def tiny_names() -> list[str]:
+    """FAMILY or FAMILY/VARIANT of every tiny model, sorted."""
+    return sorted(_builders())
+
+
 def tiny_folder(name: str) -> Path:
     """The folder of a tiny model, from the cache or built there now.
 

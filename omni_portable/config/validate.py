@@ -55,7 +55,9 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     check_media(config, source)
     _check_algorithm_options(options, config.rollout.num_steps)
     _check_trainer(config, source)
-    check_source(config.model.path)
+    check_source(config.model.path, family=config.model.family)
+    for name, teacher in config.model.teachers.items():
+        check_source(teacher.path, f"model.teachers.{name}.path", config.model.family)
     for path in (config.data.train, config.data.validation):
         if path.startswith(BUILTIN):
             packaged(path.removeprefix(BUILTIN))

@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from omni_portable.config.assets import BUILTIN, packaged
+from omni_portable.config.convert import suggest
 from omni_portable.config.paths import user_path
 from omni_portable.config.shown import shown
 from omni_portable.contracts.errors import DataError
@@ -27,6 +29,7 @@ ID_KEY = "id"
 NOBODY: Mapping[str, str] = {}
 TEXT_FIELD = "ground_truth"
 """The wanted text of a text-rendering prompt; always a string."""
+NO_NAMES: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def load_prompts(
     prompt_key: str = "prompt",
     required_fields: Sequence[str] = (),
     needed_by: Mapping[str, str] = NOBODY,
+    names: Mapping[str, tuple[str, Sequence[str]]] = NO_NAMES,
     media: RowMedia = NO_MEDIA,
 ) -> list[PromptRow]:
     """All rows of a prompt source, in the order of the file.
@@ -69,6 +73,7 @@ def load_prompts(
         prompt_key: field that holds the prompt.
         required_fields: fields every row must have and fill.
         needed_by: required field -> who needs it and what else may be done, for the error where it is missing.
+        names: required field -> (key of the configuration, what it lists): the field must hold one of them.
         media: which fields hold input media and targets.
 
     Raises:
@@ -91,7 +96,9 @@ def load_prompts(
         prompt = _check(row, prompt_key, where, str).strip()
         _check_text(row, where)
         for name in required_fields:
-            _check(row, name, where, str if name == TEXT_FIELD else None, needed_by.get(name, ""))
+            value = _check(row, name, where, str if name == TEXT_FIELD else None, needed_by.get(name, ""))
+            if name in names:
+                _check_name(value, name, where, *names[name])
         metadata = {key: value for key, value in row.items() if key not in (prompt_key, ID_KEY, *finder.columns)}
         prompt_id = _prompt_id(row.get(ID_KEY), prompt, seen, where)
         rows.append(PromptRow(prompt_id, prompt, metadata, finder.inputs(row, number), finder.targets(row, number)))
@@ -150,6 +157,15 @@ def _check(row: Mapping[str, Any], name: str, where: str, expected: type | None,
             remedy="write it as a string" if expected is str else "",
         )
     return value
+
+
+def _check_name(value: Any, field: str, where: str, key: str, known: Sequence[str]) -> None:
+    if str(value) not in known:
+        raise DataError(
+            f"{where}: field '{field}' is {value!r}, which is none of {key}",
+            remedy=suggest(str(value), known) or f"name one of {key} in every row",
+            choices=sorted(known),
+        )
 
 
 def _check_text(value: Any, where: str, field: str = "") -> None:

@@ -8,11 +8,10 @@ the model cannot draw. Families whose samples have no size declare none.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 
-from omni_portable.config.convert import naming
-from omni_portable.config.drawing import validation_rollout
+from omni_portable.config.convert import naming, renaming
+from omni_portable.config.drawing import validation_changes, validation_rollout
 from omni_portable.config.loader import find_model_path
 from omni_portable.config.plugins import plugin_spec
 from omni_portable.config.schema import RolloutConfig, RunConfig
@@ -34,19 +33,21 @@ def check_extents(config: RunConfig, path: Path | None = None) -> None:
         ConfigError: a height, width, number of frames or frame rate that the model cannot draw.
         ModelError: the folder is incomplete, damaged or of another family.
     """
-    target = plugin_spec("model", config.model.family, "model.family").capabilities.get("check_extent")
-    folder = path or (find_model_path(config.model.path) if target else None)
-    if target is None or folder is None:
+    folder = path or find_model_path(config.model.path)
+    if folder is None:
+        return
+    with naming("samples of training"):
+        check_folder_extent(config.model.family, folder, extent_of(config.rollout))
+    if config.data.validation:
+        own = {f"rollout.{key}": f"validation.{key}" for key in validation_changes(config)}
+        with naming("samples of validation"), renaming(own):
+            check_folder_extent(config.model.family, folder, extent_of(validation_rollout(config)))
+
+
+def check_folder_extent(family: str, folder: Path, extent: Extent) -> None:
+    """Refuse a size that the model in a folder cannot draw; errors as of :func:`check_extents`."""
+    target = plugin_spec("model", family, "model.family").capabilities.get("check_extent")
+    if target is None:
         return
     module, _, attribute = str(target).partition(":")
-    check = getattr(importlib.import_module(module), attribute)
-    for section, extent in _extents(config):
-        with naming(section):
-            check(folder, extent)
-
-
-def _extents(config: RunConfig) -> Iterator[tuple[str, Extent]]:
-    """Where a size is set, and the size."""
-    yield "samples of training", extent_of(config.rollout)
-    if config.data.validation:
-        yield "samples of validation (section 'validation')", extent_of(validation_rollout(config))
+    getattr(importlib.import_module(module), attribute)(folder, extent)

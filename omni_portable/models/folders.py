@@ -16,6 +16,8 @@ from omni_portable.contracts.errors import ModelError
 DIFFUSERS_STEM = "diffusion_pytorch_model"
 TRANSFORMERS_STEM = "model"
 
+KINDS = ("model_index.json", "modular_model_index.json", "config.json")
+"""Files of which a folder has the one that says what it holds: a pipeline, a modular one, or a language model."""
 HEADER_LIMIT = 100_000_000
 """Bytes; a longer header is refused by the library too."""
 
@@ -28,12 +30,26 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"the model file {path} does not exist", remedy="download the complete folder") from error
+        raise _absent(path) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"the model file {path} cannot be read: {error}", remedy="download it again") from error
     if not isinstance(content, dict):
         raise ModelError(f"the model file {path} holds no JSON object")
     return content
+
+
+def _absent(path: Path) -> ModelError:
+    """The error for a file that is not there; it says so where the folder holds a model of another kind."""
+    other = next((path.parent / name for name in KINDS if (path.parent / name).is_file()), None)
+    if path.name not in KINDS or other is None:
+        return ModelError(f"the model file {path} does not exist", remedy="download the complete folder")
+    found = read_json(other)
+    architectures = found.get("architectures") or [found.get("model_type")]
+    held = found.get("_class_name") or architectures[0]
+    return ModelError(
+        f"{path.parent} has no {path.name}: by its {other.name} it holds a {held}",
+        remedy="set model.family to the family of this folder, or model.path to a folder of this family",
+    )
 
 
 def read_model_index(folder: Path, pipeline: str) -> dict[str, Any]:

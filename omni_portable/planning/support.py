@@ -16,6 +16,7 @@ from omni_portable.config.plugins import algorithm_name, plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
+from omni_portable.models.companions import check_companions
 from omni_portable.models.extents import check_extents
 from omni_portable.planning.plan import Devices, Reason
 from omni_portable.planning.target import Target
@@ -53,10 +54,11 @@ def unsupported(config: RunConfig, target: Target) -> Iterator[Reason]:
             "set rollout.sleep_level to one of the choices",
             tuple(str(each) for each in (0, *levels)),
         )
-    try:
-        check_extents(config)
-    except ConfigError as error:
-        yield Reason("rollout.height", error.problem, error.remedy or "", tuple(error.choices or ()))
+    for key, check in (("rollout.height", check_extents), ("model.teachers", check_companions)):
+        try:
+            check(config)
+        except ConfigError as error:
+            yield Reason(key, error.problem, error.remedy or "", tuple(error.choices or ()))
 
 
 def can_sleep(config: RunConfig, level: int) -> bool:

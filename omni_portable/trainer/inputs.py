@@ -19,6 +19,7 @@ from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import CheckpointError, OmniPortableError
 from omni_portable.data.lazy import LazyMedia
 from omni_portable.data.prompts import PromptRow, prompt_file
+from omni_portable.trainer.rundir import run_directory
 
 FILE = "inputs.json"
 """In a checkpoint: key -> {path, digest}."""
@@ -82,8 +83,9 @@ def _named(
     adapters = {"model.lora.path": config.model.lora.path}
     adapters |= {f"model.teachers.{name}.lora": teacher.lora for name, teacher in config.model.teachers.items()}
     options = {key: value for key, value in settings.items() if _may_be_path(key, value)}
+    run = run_directory(config).resolve()  # a folder around it changes with every step
     for key, text in (adapters | options).items():
-        if text and (path := user_path(text, key)).exists():
+        if text and (path := user_path(text, key)).exists() and not run.is_relative_to(path.resolve()):
             yield key, path, ()
 
 

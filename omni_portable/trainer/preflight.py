@@ -18,8 +18,8 @@ from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
 from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.data.fields import input_media, training_media
 from omni_portable.data.prompts import PromptRow, PromptSampler, load_prompts, refuse_overlap
+from omni_portable.models.companions import check_companions
 from omni_portable.models.extents import check_extents, extent_of
-from omni_portable.models.teacher_routing import check_routes
 from omni_portable.reward.compose import RewardComposer
 
 
@@ -52,6 +52,7 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
     """
     model = prepare_model(config, device)
     check_extents(config, model.load.path)
+    check_companions(config, model.load.path)
     algorithm = prepare_algorithm(config)
     composer = RewardComposer.from_config(config.reward)
     _check_artifacts(config, composer)
@@ -62,11 +63,11 @@ def prepare(config: RunConfig, device: Device | None = None) -> Prepared:
         config.data.train,
         split="train",
         prompt_key=config.data.prompt_key,
-        required_fields=required,
+        required_fields=(*required, config.model.teacher_field) if config.model.teacher_field else required,
         needed_by=needed_by,
+        names={config.model.teacher_field: ("model.teachers", tuple(config.model.teachers))},
         media=training_media(config.data, artifacts, extent_of(config.rollout)),
     )
-    check_routes(config.model, train)
     sampler = PromptSampler(train, config.data.train_batch_size, config.data.shuffle, config.trainer.seed)
     validation: list[PromptRow] = []
     if config.data.validation:

@@ -54,7 +54,7 @@ def recipe(recipe: str) -> str:
         (["data.media={image: {modality: image, height: 8}}"], ["height and data.media.image.width go together"]),
         (["data.media={image: {modality: image, height: -8, width: 8}}"], ["at least 0"]),
         (
-            ["data.media={image: {modality: audio, sample_rate: 1000000000000}}"],
+            ["data.media={image: {modality: audio, sample_rate: 2000000}}"],
             ["data.media.image.sample_rate", "at most 1000000"],
         ),
         (["data.media={image: {modality: video, fps: 1e9}}"], ["data.media.image.fps", "at most 1000"]),

@@ -27,7 +27,7 @@ LENT = "trainer.hybrid.enabled=true"
         ((*ASYNC, "rollout.replicas=0"), ("rollout.replicas=0", "at least 1")),
         ((*ASYNC, "dataplane.max_staleness=-1"), ("dataplane.max_staleness", "at least 0")),
         ((*ASYNC, "trainer.sync_interval=0"), ("trainer.sync_interval", "at least 1")),
-        ((*ASYNC, "actor.mini_batch_size=7"), ("7 does not divide",)),
+        ((*ASYNC, "actor.mini_batch_size=7"), ("no whole number of mini-batches of 7",)),
         ((LENT,), ("trainer.hybrid.enabled", "trainer.mode=sync", "separate_async or fully_async")),
         (
             (*ASYNC, LENT, "trainer.hybrid.lend_below=0.8", "trainer.hybrid.reclaim_at=0.5"),

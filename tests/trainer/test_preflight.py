@@ -16,6 +16,7 @@ from omni_portable.contracts import registry
 from omni_portable.contracts.errors import (
     AttentionUnavailable,
     CapabilityError,
+    ConfigError,
     DataError,
     ModelError,
     OmniPortableError,
@@ -172,3 +173,49 @@ def test_an_artifact_the_model_does_not_make_is_refused(
 
 def test_split_name() -> None:
     assert split_name({"name": "flow_grpo", "clip_ratio": 1}) == ("flow_grpo", {"clip_ratio": 1})
+
+
+def routed(tmp_path: Path, *rows: dict[str, object]) -> RunConfig:
+    """The routed recipe on rows of its own: two teachers, 'ocr' and 'preference'."""
+    train = tmp_path / "routed.jsonl"
+    train.write_text(
+        "".join(json.dumps({"prompt": f"p {i}", "ground_truth": "A"} | row) + "\n" for i, row in enumerate(rows))
+    )
+    return load_config("sd3/diffusion_opd_routed_tiny", [f"data.train={train}", "data.train_batch_size=1"])
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({}, "field 'teacher' is missing"),
+        ({"teacher": " "}, "field 'teacher' is empty"),
+        ({"teacher": "orc"}, "field 'teacher' is 'orc', which is none of model.teachers"),
+        ({"teacher": ["ocr"]}, "which is none of model.teachers"),
+    ],
+)
+def test_prompts_without_a_known_teacher_are_named_by_file_and_row(
+    tmp_path: Path, row: dict[str, object], part: str
+) -> None:
+    problem = refused(routed(tmp_path, {"teacher": "ocr"}, {"teacher": "preference"}, row), DataError)
+    assert f"{tmp_path / 'routed.jsonl'} row 3: {part}" in problem
+    if "none of" in part:
+        assert "valid choices: ocr, preference" in problem
+
+
+def test_prompts_that_all_name_a_teacher_are_taken(tmp_path: Path) -> None:
+    prepared = prepare(routed(tmp_path, {"teacher": "ocr"}, {"teacher": "preference"}))
+    assert [row.metadata["teacher"] for row in prepared.train_rows] == ["ocr", "preference"]
+
+
+def test_a_teacher_field_without_teachers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.teacher_field=teacher is set, but model\.teachers is empty"):
+        load_config("sd3/flow_grpo_ocr_tiny", ["model.teacher_field=teacher"])
+
+
+def test_validation_sizes_are_named_by_their_own_key(write_config) -> None:
+    held = ("data.validation=builtin:ocr-glyphs", "reward.scorers={ocr: {kind: ocr}}", "data.train=builtin:ocr-glyphs")
+    for override in ("validation.height=33", "validation.width=41"):
+        problem = refused(write_config(*held, override), ConfigError)
+        assert f"{override.partition('=')[0]} is {override.partition('=')[2]}" in problem
+        assert f"set {override.partition('=')[0]}" in problem
+        assert "rollout." not in problem

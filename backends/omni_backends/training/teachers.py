@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from omni_backends.training.micro import MicroBatch
-from omni_portable.config.loader import resolve_model_path
+from omni_portable.config.convert import renaming
 from omni_portable.config.paths import user_path
 from omni_portable.contracts.errors import CapabilityError
+from omni_portable.models.companions import teacher_folder
 from omni_portable.models.lora_file import load_saved_lora
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.models.teacher_routing import teacher_of
@@ -69,8 +70,9 @@ def load_teacher(setup: EngineSetup, name: str) -> Any:
         ModelError: a folder that is missing or of another family.
     """
     teacher = setup.config.model.teachers[name]
-    path = resolve_model_path(teacher.path) if teacher.path else setup.load.path
-    adapter = load_adapter(replace(setup, load=replace(setup.load, path=path)), ("transformer",))
+    path = teacher_folder(setup.config, name) or setup.load.path
+    with renaming({"model.path": f"model.teachers.{name}.path"}):
+        adapter = load_adapter(replace(setup, load=replace(setup.load, path=path)), ("transformer",))
     if teacher.lora:
         load_saved_lora(adapter.transformer, user_path(teacher.lora, f"model.teachers.{name}.lora"))
     adapter.transformer.eval().requires_grad_(False)

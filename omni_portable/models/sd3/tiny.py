@@ -5,6 +5,7 @@ For tests and smoke runs; it draws noise. Tokenizers are built in code (one toke
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModelWithProjection
 
+from omni_portable.config.assets import packaged
 from omni_portable.models.loading import quiet_libraries
 from omni_portable.models.sd3.folder import T5
 from omni_portable.models.tiny_encoders import tiny_clip, tiny_t5
@@ -83,10 +85,13 @@ def build_tiny_sd3(
 
 
 def build_tiny_sd3_teacher(path: Path) -> Path:
-    """A random model of the shapes of the packaged one ('builtin:glyph-sd3'), for it to be distilled from."""
-    return build_tiny_sd3(
-        path, seed=1, layers=3, heads=3, head_dim=32, qk_norm="rms_norm", clip_width=64, joint_width=128
-    )
+    """A random transformer of the shapes of the packaged model ('builtin:glyph-sd3'), for that to be distilled from;
+    autoencoder, text encoders and tokenizers are the packaged ones."""
+    build_tiny_sd3(path, seed=1, layers=3, heads=3, head_dim=32, qk_norm="rms_norm", clip_width=64, joint_width=128)
+    for component in ("vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"):
+        shutil.rmtree(path / component)
+        shutil.copytree(packaged("glyph-sd3") / component, path / component)
+    return path
 
 
 def _clip(suffix: str, encoders: Sequence[str], width: int, tokens: int) -> dict[str, object]:
