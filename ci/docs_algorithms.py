@@ -24,6 +24,15 @@ EQUATIONS = ("loss", "losses", "kl", "advantages", "noise_levels", "pairs")
 LEFT_OUT = {"group_members", "masked", "row_weights", "total_weight", "sequence_log_prob"}
 STANDS_FOR = {"advantages_by": ("omni_portable.algorithms.advantages", "group_advantages")}
 """Functions that only pass options on -> the one that computes."""
+EMPTY = {
+    "All samples, in order.",
+    "As they were scored.",
+    "Everything is in the options.",
+    "What differs from Flow-GRPO is in the options' defaults.",
+    "What differs from GRPO is in the options' defaults.",
+}
+"""Docstrings of defaults, which tell nothing of an algorithm."""
+_SECTION = re.compile(r"^(?:Args|Returns|Raises):\n(?:[ \t]+.*\n?|\n(?=[ \t]))*", re.MULTILINE)
 NEEDS: Mapping[str, str] = {
     "reference_policy": "reference policy (the weights before training)",
     "old_policy": "old policy (that drew the rollout, or its moving average)",
@@ -84,9 +93,11 @@ def algorithm_page(
 ) -> str:
     """Everything about one algorithm."""
     module = spec.target.partition(":")[0]
-    lines = [f"# {spec.name}\n", NOTE, f"{spec.summary}.\n", "```text", *_docstring(_tree(module.rpartition(".")[0]))]
-    lines += ["```\n", "## Equations\n"]
-    for part in parts(spec):
+    lines = [f"# {spec.name}\n", NOTE, f"{spec.summary}.\n", "## Objective\n"]
+    lines += ["```text", *_docstring(_tree(module.rpartition(".")[0])), "```\n"]
+    if found := parts(spec):
+        lines += ["## Its parts in the code\n"]
+    for part in found:
         lines += [f"`{part.name}`:\n", "```text", part.text, "```\n"]
     lines += ["## What it needs\n", *requirements(spec), ""]
     if kinds := spec.capabilities.get("step_kinds"):
@@ -124,7 +135,8 @@ def needed(spec: PluginSpec) -> list[str]:
 
 
 def parts(spec: PluginSpec) -> list[Part]:
-    """Docstrings of the algorithm's class and methods, then of the functions that compute, its own before inherited."""
+    """Docstrings of the algorithm's class and methods, then of the functions that compute, its own before inherited;
+    only what it uses and what says something, without the arguments."""
     module, _, name = spec.target.partition(":")
     found: dict[str, Part] = {}
     methods: set[str] = set()
@@ -142,15 +154,41 @@ def parts(spec: PluginSpec) -> list[Part]:
             source = ast.unparse(item)
             if f"super().{item.name}(" not in source:
                 methods.add(item.name)
-            text = ast.get_docstring(item)
-            if text and not text.startswith("See ") and "NotImplementedError" not in source:
-                found.setdefault(item.name, Part(f"{node.name}.{item.name}", text))
+            said = ast.get_docstring(item) or ""
+            if said and not said.startswith("See ") and "NotImplementedError" not in source:
+                found.setdefault(item.name, Part(f"{node.name}.{item.name}", said))
             names = [each.id for each in ast.walk(item) if isinstance(each, ast.Name)]
             functions |= {_stands(imported[each], each): None for each in names if each in imported}
     wanted = ("loss", "policy_loss", "policy_terms", "advantages", "select", "shape_rewards")
     own = [found[each] for each in wanted if each in found]
     computing = [part for where, name in functions if (part := _function(where, name)) is not None]
-    return list(dict.fromkeys([*about, *own, *computing]))
+    shown = [Part(part.name, without_arguments(part.text)) for part in [*about, *own, *computing]]
+    trains = uses_advantages(spec)
+    return [
+        part
+        for part in dict.fromkeys(shown)
+        if part.text not in EMPTY and (trains or "advantages" not in part.name.rpartition(".")[2])
+    ]
+
+
+def without_arguments(text: str) -> str:
+    """A docstring without its sections of arguments, results and errors."""
+    return re.sub(r"\n{3,}", "\n\n", _SECTION.sub("", text)).strip()
+
+
+def uses_advantages(spec: PluginSpec) -> bool:
+    """Whether the loss reads the advantage of a row, in the methods that the algorithm ends up with."""
+    module, _, name = spec.target.partition(":")
+    seen: set[str] = set()
+    for _, node in _lineage(module, name):
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and item.name not in seen:
+                source = ast.unparse(item)
+                if f"super().{item.name}(" not in source:
+                    seen.add(item.name)
+                if ".advantage" in re.sub(r"\.advantages\b", "", source):
+                    return True
+    return False
 
 
 def _lineage(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -185,7 +223,7 @@ def _function(module: str, name: str) -> Part | None:
 def _imports(tree: ast.Module) -> dict[str, str]:
     """Name -> module, of what a module takes from the algorithms' package."""
     return {
-        alias.name: node.module
+        alias.name: node.module or ""
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(FOLDER)
         for alias in node.names
@@ -206,4 +244,6 @@ def _text(node: ast.ClassDef) -> str:
 
 
 def _docstring(tree: ast.Module) -> list[str]:
-    return [re.sub(r"\s*(Loads|imports) without torch\.|\s*Torch-free\.", "", ast.get_docstring(tree) or "").rstrip()]
+    return [
+        re.sub(r"\s*(Loads|imports)\s+without\s+torch\.|\s*Torch-free\.", "", ast.get_docstring(tree) or "").rstrip()
+    ]

@@ -1,4 +1,5 @@
-"""Makes the reference pages from the code: configuration, plugins, recipes, models and algorithms, all below docs/.
+"""Makes the reference pages from the code: configuration, plugins, recipes, models and algorithms, all below docs/, and
+the list of what exists in README.md.
 
     python ci/generate_docs.py            write the pages
     python ci/generate_docs.py --check    compare them with the code; 1 if one has drifted
@@ -24,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from ci.docs_algorithms import algorithm_pages  # noqa: E402
 from ci.docs_models import models_page  # noqa: E402
+from ci.docs_readme import readme_page  # noqa: E402
 from ci.docs_tables import NOTE, allowed, capability, key_table, row  # noqa: E402
 from omni_portable.config.catalogue import TESTED, catalogue  # noqa: E402
 from omni_portable.config.loader import load_config  # noqa: E402
@@ -54,6 +56,7 @@ def pages(root: Path) -> dict[str, str]:
         "docs/configuration.md": configuration_page(specs),
         "docs/plugins.md": plugins_page(specs),
         "docs/recipes.md": recipes_page(),
+        "README.md": readme_page(specs, root),
         "docs/models.md": models_page(specs["model"], specs["algorithm"], catalogue()),
         **algorithm_pages(specs["algorithm"], specs["model"], catalogue(), root),
     }

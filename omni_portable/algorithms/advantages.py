@@ -18,7 +18,7 @@ def group_advantages(
     std_ddof: int = 1,
     epsilon: float = 1e-4,
 ) -> torch.Tensor:
-    """A = (r - mean of the group) / (std + epsilon), as in Flow-GRPO.
+    """A = (r - mean of the group) / (std + epsilon), of GRPO (arXiv 2402.03300) and Flow-GRPO (arXiv 2505.05470).
 
     Rewards are taken once per sample and never repeated over denoising steps, so the advantage does not depend on how
     many steps are stochastic. A group of one, or of equal rewards, has no preference: its advantages are exactly 0.

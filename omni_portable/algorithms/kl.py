@@ -31,7 +31,9 @@ def reference_kl(
     step_kind: str,
     kind: KLKind = "published",
 ) -> torch.Tensor:
-    """(R,) KL of the policy's transitions from the reference policy's.
+    """(R,) KL of the policy's transitions from the reference policy's, mean((mu - mu_ref)^2) / (2 std^2).
+
+    'published' divides by the published std^2 instead, which for the kernel 'sde' lacks -dt.
 
     Args:
         std: (R,) full transition standard deviation.

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from omni_portable.config.schema import ModelConfig
 from omni_portable.contracts.errors import DataError
-
-
-class HasFields(Protocol):
-    """A row of a dataset."""
-
-    @property
-    def prompt(self) -> str: ...
-
-    @property
-    def metadata(self) -> Mapping[str, object]: ...
 
 
 def teacher_of(model: ModelConfig, what: str, metadata: Mapping[str, object]) -> str:
@@ -38,10 +27,3 @@ def teacher_of(model: ModelConfig, what: str, metadata: Mapping[str, object]) ->
             choices=sorted(model.teachers),
         )
     return name
-
-
-def check_routes(model: ModelConfig, rows: Sequence[HasFields]) -> None:
-    """Every training prompt must have a teacher, where there are any (`DataError`); found before weights load."""
-    if model.teachers and model.teacher_field:
-        for row in rows:
-            teacher_of(model, f"the prompt {row.prompt!r}", row.metadata)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from ci.docs_algorithms import index_page, needed, parts
+from ci.docs_algorithms import algorithm_page, index_page, needed, parts, uses_advantages, without_arguments
 from ci.docs_models import POSSIBLE, models_of, models_page, refusal, status
 from omni_portable.config.catalogue import TESTED, catalogue
 from omni_portable.contracts import registry
@@ -22,10 +24,31 @@ def family(name):
 
 
 @pytest.mark.parametrize("spec", ALGORITHMS, ids=lambda spec: spec.name)
-def test_every_algorithm_has_an_equation(spec):
-    """Something is computed: a difference, a ratio or a power stands in one of its docstrings."""
-    texts = [part.text for part in parts(spec)]
-    assert any(sign in text for text in texts for sign in ("^2", "exp(", "log ", "clip(", "sigmoid", "x_fake")), texts
+def test_every_page_has_its_objective_and_a_source(spec):
+    """'L = ...' with its symbols, before anything else, without sending the reader to another algorithm for it."""
+    page = algorithm_page(spec, [], [], [])
+    objective = page.partition("## Objective")[2].partition("\n## ")[0]
+    assert re.search(r"^    .*\bL +=.*(\^2|max\(|log |sigmoid|mean|-A|L_s)", objective, re.MULTILINE), objective
+    assert re.search(r"arXiv \d{4}\.\d{5}|Source: |VeRL-Omni", objective)
+    assert [line for line in objective.splitlines() if len(line) > 120] == []
+    if re.search(r"-A\b|\bA e\b|\(A /", objective):
+        assert re.search(r"\bA +=", objective), "what A is, is said"
+    assert re.findall(r"^(?:Args|Raises|Returns):", page, re.MULTILINE) == []
+    assert "All samples, in order." not in page
+
+
+def test_arguments_are_left_out_of_docstrings():
+    text = "x^2.\n\nArgs:\n    x: a.\n        more.\n\n    y: b.\n\nRaises:\n    E: c.\n\nSource: somebody."
+    assert without_arguments(text) == "x^2.\n\nSource: somebody."
+    assert without_arguments("Args:\n    x: a.\n") == ""
+
+
+def test_advantages_are_shown_where_they_are_used():
+    without = {spec.name for spec in ALGORITHMS if not uses_advantages(spec)}
+    assert without == {"sft", "diffusion_dpo", "token_dpo", "diffusion_opd", "token_opd", "dmd2"}
+    for spec in ALGORITHMS:
+        shown = any(part.name.rpartition(".")[2] in ("group_advantages", "advantages") for part in parts(spec))
+        assert not (shown and spec.name in without), spec.name
 
 
 def test_own_parts_come_first_and_inherited_ones_follow():

@@ -52,13 +52,19 @@ def test_pages_agree_with_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["configuration.md", "plugins.md", "recipes.md", "models.md", "algorithms.md", "algorithms/flow_grpo.md"]
+    "page",
+    [
+        "README.md",
+        *(f"docs/{name}.md" for name in ("configuration", "plugins", "recipes", "models", "algorithms")),
+        "docs/algorithms/flow_grpo.md",
+    ],
 )
 def test_a_change_in_a_page_is_drift(tmp_path: Path, page: str) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "README.md", tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     assert docs.drift(tmp_path) == []
-    path = tmp_path / "docs" / page
+    path = tmp_path / page
     path.write_text(path.read_text(encoding="utf-8").replace("flow", "flaw"), encoding="utf-8")
     assert any("flaw" in line for line in docs.drift(tmp_path))
 

@@ -39,5 +39,5 @@ def test_run_directory_table_names_every_file_that_the_trainer_writes() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in Path(ROOT, "omni_portable", "trainer").rglob("*.py"))
     files = set(re.findall(r'"([a-z_]+\.(?:jsonl|json|yaml|txt|html|lock))"', code))
     assert {"metrics.jsonl", "timeline.jsonl", "summary.json"} <= files
-    inside = {"trainer.json", "manifest.json", "samples.jsonl", "adapter_config.json", "config.json"}
+    inside = {"trainer.json", "inputs.json", "manifest.json", "samples.jsonl", "adapter_config.json", "config.json"}
     assert sorted(name for name in files - inside if f"`{name}`" not in table) == []

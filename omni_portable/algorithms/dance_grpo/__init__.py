@@ -3,6 +3,12 @@
 A noisy step from sigma to sigma' = sigma + dt, with x0 = x - sigma v and eta = noise_level:
 
     x' = x + v dt - 1/2 eta^2 s dt + eta sqrt(-dt) e,    score s = -(x - (1 - sigma) x0) / sigma^2
+
+On those steps, with std = eta sqrt(-dt) and mu = x' without its noise term, as in Flow-GRPO (arXiv 2505.05470):
+
+    L   = max(-A rho, -A clip(rho, 1 - clip_ratio, 1 + clip_ratio)) + kl_coef KL(policy, reference)
+    rho = exp(lp - lp_old),    lp = mean over latent elements of log N(x'; mu, std^2)
+    A   = (r - mean of the prompt's group) / (std of rewards + advantage_epsilon), clamped to +- advantage_clip
 """
 
 from __future__ import annotations

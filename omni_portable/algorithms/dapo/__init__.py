@@ -1,7 +1,13 @@
 """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-mean loss, overlong shaping. Loads without torch.
 
-GRPO's loss with clip range [1 - clip_low, 1 + clip_high], clip_high above clip_low, as the mean over all tokens of a
-mini-batch. Groups of equal rewards are left out and drawn again (`refill_rounds`).
+    L   = mean over all tokens of (l + kl_coef KL(policy, reference) - entropy_coef entropy)
+    l   = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), at most -A dual_clip where A < 0
+    rho = exp(lp - lp_old) of a token
+    A   = (r' - mean of the prompt's group) / (std of the group + advantage_epsilon)
+    r'  = r - overlong_penalty clamp((length - (max_new_tokens - overlong_buffer)) / overlong_buffer, 0, 1)
+
+clip_high is above clip_low, so that rare tokens may become likely. Groups of equal rewards r are left out and drawn
+again (`refill_rounds`).
 """
 
 from __future__ import annotations

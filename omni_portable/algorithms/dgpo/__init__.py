@@ -1,4 +1,13 @@
-"""DGPO (arXiv 2510.08425): direct preference between the halves of a group. Loads without torch."""
+"""DGPO (arXiv 2510.08425): direct preference between the halves of a group. Loads without torch.
+
+All samples of a prompt's group are noised alike, x_s = (1 - s) clean + s noise; with e = mean((v - (noise - clean))^2):
+
+    L = sigmoid(z) A e + kl_coef mean((v - v_ref)^2),    z = beta mean over the group of (A (e - e_ref))
+
+z is held constant, e_ref is the error of the reference policy, and A = (r - mean of the group) / (std of rewards +
+advantage_epsilon), clamped to +- advantage_clip. The gradient is that of -log sigmoid(-z) / beta. A sample whose
+exp(e_old - e) lies beyond 1 +- clip_ratio in the direction of A keeps its value and loses its gradient.
+"""
 
 from __future__ import annotations
 

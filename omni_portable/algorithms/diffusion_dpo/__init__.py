@@ -1,4 +1,11 @@
-"""Diffusion-DPO (arXiv 2311.12908) for flow matching, online or on given pairs. Loads without torch."""
+"""Diffusion-DPO (arXiv 2311.12908) for flow matching, online or on given pairs. Loads without torch.
+
+The chosen sample w and the rejected one l of a prompt share noise and level s, x_s = (1 - s) clean + s noise:
+
+    L = -log sigmoid(-beta / 2 ((e_w - e_w,ref) - (e_l - e_l,ref))),    e = mean((v - (noise - clean))^2)
+
+e_ref is the error of the reference policy. Online, w and l are the best and the worst sample of the group.
+"""
 
 from __future__ import annotations
 

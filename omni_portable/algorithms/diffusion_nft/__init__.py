@@ -1,4 +1,14 @@
-"""DiffusionNFT (arXiv 2509.16117): negative-aware fine-tuning on the forward process. Loads without torch."""
+"""DiffusionNFT (arXiv 2509.16117): negative-aware fine-tuning on the forward process. Loads without torch.
+
+Samples of the old policy are noised anew, x_t = (1 - t) clean + t noise. With beta = mix_beta, c = advantage_clip:
+
+    L  = c (r L+ + (1 - r) L-) / beta + reference_kl_coef mean((v - v_ref)^2)
+    v+ = beta v + (1 - beta) v_old,    v- = (1 + beta) v_old - beta v
+    L+- = mean(d^2) / max(mean|d|, adaptive_weight_min),    d = x_t - t v+- - clean
+    r  = clamp(A / (2 c) + 1/2, 0, 1),    A = (reward - mean of the group) / (std of rewards + advantage_epsilon)
+
+After a round the old policy becomes d old + (1 - d) new, with the decay d of `old_policy_schedule`.
+"""
 
 from __future__ import annotations
 

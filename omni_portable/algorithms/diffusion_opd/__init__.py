@@ -1,7 +1,11 @@
 """On-policy distillation of diffusion models: the student's own rollouts, the teacher's predictions. Torch-free.
 
-On the noisy steps of the student's rollouts, distill_coef times KL(N(mu, std^2), N(mu_teacher, std^2)) per latent
-element, that is mean((mu - mu_teacher)^2) / (2 std^2), or mean((v - v_teacher)^2). As in VeRL-Omni's distillation.
+On the noisy steps of the student's rollouts, where mu and std are the student's transition and v its velocity:
+
+    L = distill_coef mean((mu - mu_teacher)^2) / (2 std^2)      objective 'kl', KL(student, teacher) per latent element
+    L = distill_coef mean((v - v_teacher)^2)                    objective 'flow_matching_mse'
+
+The teacher is asked at the student's own latents, so it corrects the student where it really goes. Source: VeRL-Omni.
 """
 
 from __future__ import annotations

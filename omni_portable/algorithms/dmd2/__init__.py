@@ -8,7 +8,7 @@ noise e for the next step (`renoise`), or the same noise again. One step of each
 student sees in training what it sees in sampling ("backward simulation"). Its x0 there is mixed with noise at a random
 level s, x_s = (1 - s) x0 + s e, where teacher and fake network say what they take for the clean sample, x_s - s v:
 
-    g = (x_fake - x_teacher) / mean|x0 - x_teacher|,    loss = 1/2 mean((x0 - stop(x0 - g))^2)
+    L = 1/2 mean((x0 - stop(x0 - g))^2),    g = (x_fake - x_teacher) / max(mean|x0 - x_teacher|, normaliser_min)
 
 so that the student descends along g, the gradient of KL(student | teacher) over all levels of noise. Before each step
 of the student the fake network takes `fake_updates_per_step` steps (two time scales) of flow matching,

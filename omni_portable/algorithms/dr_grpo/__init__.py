@@ -1,7 +1,11 @@
 """Dr. GRPO (arXiv 2503.20783): GRPO without its biases of length and of difficulty. Loads without torch.
 
-A = r - mean of the group, not divided by its std; a sequence's loss is the sum over its tokens divided by
-max_new_tokens, not by its own length.
+    L   = mean over responses of (sum over tokens of l) / max_new_tokens
+    l   = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), at most -A dual_clip where A < 0
+    rho = exp(lp - lp_old) of a token
+    A   = r - mean of the prompt's group, the same at every token
+
+So A is not divided by the group's std, nor a response's loss by its own length. kl_coef KL(policy, reference) is added.
 """
 
 from __future__ import annotations

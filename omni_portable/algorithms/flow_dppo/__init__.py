@@ -1,4 +1,12 @@
-"""Flow-DPPO: rows that have moved too far are dropped by divergence, not by ratio. Loads without torch."""
+"""Flow-DPPO: rows that have moved too far are dropped by divergence, not by ratio. Loads without torch.
+
+    L   = -A rho, or 0 where K >= kl_mask_threshold and (rho > 1 and A > 0, or rho < 1 and A < 0)
+    rho = exp(lp - lp_old),    K = mean((mu - mu_old)^2) / (2 std^2)
+
+for one noisy step x -> x' of a sample: lp = mean over latent elements of log N(x'; mu, std^2), mu_old the mean under
+the policy that drew it, A = (r - mean of the prompt's group) / (std of rewards + advantage_epsilon). Without
+`scale_kl_by_variance` K is mean((mu - mu_old)^2) / 2. kl_coef KL(policy, reference) is added. Source: VeRL-Omni.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""GRPO-Guard (arXiv 2510.22319): ratios corrected for bias and scale before they are clipped. Loads without torch."""
+"""GRPO-Guard (arXiv 2510.22319): ratios corrected for bias and scale before they are clipped. Loads without torch.
+
+    L   = max(-A rho, -A clip(rho, 1 - clip_ratio, 1 + clip_ratio)) / (-dt) + kl_coef KL(policy, reference)
+    rho = exp((lp - lp_old + b) std),    b = mean((mu - mu_old)^2) / (2 std^2)
+
+for one noisy step x -> x' of a sample: lp = mean over latent elements of log N(x'; mu, std^2), dt < 0 its length,
+mu_old the mean under the policy that drew it, A = (r - mean of the prompt's group) / (std of rewards +
+advantage_epsilon), clamped to +- advantage_clip. b is how far lp is expected to fall when the mean moves, so that log
+rho is centred on 0; the factor std makes it as large at every noise level.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""GSPO (arXiv 2507.18071): clipping by the ratio of whole sequences. Loads without torch."""
+"""GSPO (arXiv 2507.18071): clipping by the ratio of whole sequences. Loads without torch.
+
+    L = mean over responses of the mean over tokens of (l + kl_coef KL(policy, reference) - entropy_coef entropy)
+    l = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)),    s = exp(mean over the response's tokens of lp - lp_old)
+    A = (r - mean of the prompt's group) / (std of the group + advantage_epsilon)
+
+Every token carries the value of s and the gradient of its own log-prob (the publication's GSPO-token form). As in verl.
+"""
 
 from __future__ import annotations
 

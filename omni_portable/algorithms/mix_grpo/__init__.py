@@ -2,6 +2,10 @@
 
 Steps start .. start + window_size - 1 are noisy and trained on, all others are ODE steps. 'progressive': start =
 min(low + window_size floor((round - 1) / rounds_per_window), high - window_size); 'random': drawn for each rollout.
+On the steps of the window the loss is Flow-GRPO's (arXiv 2505.05470), with its advantages A and log-probs lp:
+
+    L   = max(-A rho, -A clip(rho, 1 - clip_ratio, 1 + clip_ratio)) + kl_coef KL(policy, reference)
+    rho = exp(lp - lp_old),    A = (r - mean of the prompt's group) / (std of rewards + advantage_epsilon)
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
 """OmniNFT: DiffusionNFT over the streams (video, audio) of joint latents, each normalised by itself.
 
-Loads without torch.
+All means of DiffusionNFT (arXiv 2509.16117) are taken over the elements of one stream s at a time:
 
-DiffusionNFT's self-normalised errors and means are taken over the elements of one stream s at a time, which gives L_s.
+    L   = sum_s w_s L_s / sum_s w_s,    w_s from stream_weights
+    L_s = c (r L+_s + (1 - r) L-_s) / beta + reference_kl_coef mean_s((v - v_ref)^2)
+    L+-_s = mean_s(d^2) / max(mean_s|d|, adaptive_weight_min),    d = x_t - t v+- - clean
+
+with v+ = beta v + (1 - beta) v_old, v- = (1 + beta) v_old - beta v, beta = mix_beta, c = advantage_clip, and r the
+probability of being a good sample, one for all streams: r = clamp(A / (2 c) + 1/2, 0, 1) with the advantage
+A = (reward - mean of the group) / (std of rewards + advantage_epsilon). Source: OmniNFT in VeRL-Omni v0.3.0. Loads
+without torch.
 """
 
 from __future__ import annotations

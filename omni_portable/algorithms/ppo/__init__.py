@@ -1,6 +1,12 @@
 """PPO's clipped policy gradient with dual clip (arXiv 1707.06347, 1912.09729), without a critic. Torch-free.
 
-A = (r - baseline) / (std + epsilon) at every token of a response; see `baseline`.
+    L   = mean over all tokens of (l + kl_coef KL(policy, reference) - entropy_coef entropy)
+    l   = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), at most -A dual_clip where A < 0
+    rho = exp(lp - lp_old) of a token
+    A   = (r - baseline) / (std + advantage_epsilon) at every token of a response
+
+The baseline and the std are those of all rewards of the rollout (`baseline` 'batch') or of the prompt's group
+('group'); with 'none' A = r.
 """
 
 from __future__ import annotations

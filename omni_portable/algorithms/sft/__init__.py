@@ -1,4 +1,11 @@
-"""Supervised fine-tuning by flow matching, the warm start of a policy. Loads without torch."""
+"""Supervised fine-tuning by flow matching, the warm start of a policy. Loads without torch.
+
+Samples of the dataset are noised, x_s = (1 - s) clean + s noise, at levels s as the options say:
+
+    L = mean((v(x_s, s) - (noise - clean))^2)
+
+Source: rectified flow (arXiv 2209.03003). Rewards play no part.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""DPO and IPO on responses, given or drawn (arXiv 2305.18290, 2310.12036). Loads without torch."""
+"""DPO and IPO on responses, given or drawn (arXiv 2305.18290, 2310.12036). Loads without torch.
+
+    L = -(1 - s) log sigmoid(beta h) - s log sigmoid(-beta h)       loss 'sigmoid', s = label_smoothing
+    L = (h - 1 / (2 beta))^2                                        loss 'ipo'
+    h = (lp_chosen - lp_rejected) - (lp_chosen,ref - lp_rejected,ref)
+
+lp is the sum of a response's log-probs over its tokens, or their mean (`length_normalized`). Drawn pairs are the best
+and the worst response of a prompt.
+"""
 
 from __future__ import annotations
 

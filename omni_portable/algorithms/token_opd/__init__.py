@@ -1,4 +1,12 @@
-"""On-policy distillation of language models: the student's own responses, the teacher's probabilities. Torch-free."""
+"""On-policy distillation of language models: the student's own responses, the teacher's probabilities. Torch-free.
+
+    L = distill_coef sum_v p(v) (log p(v) - log p_teacher(v))             objective 'full', v over the vocabulary
+    L = distill_coef max(-A rho, -A clip(rho, 1 - clip, 1 + clip))        objective 'sampled'
+    A = log p_teacher - log p of the sampled token, held constant,    rho = exp(lp - lp_old)
+
+at every token of a response, and the mean over all tokens; kl_coef KL(policy, reference) - entropy_coef entropy is
+added. Source: reverse KL on the student's own samples, as in GKD (arXiv 2306.13649) with on-policy data.
+"""
 
 from __future__ import annotations
 
