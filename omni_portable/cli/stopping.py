@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 INTERRUPTED = 130
@@ -22,9 +22,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Stopped:
-    """Which signal came first, if any."""
+    """Which signal came first, if any.
+
+    Args:
+        insisting: the next signal is one of our own, see `_insist`.
+        ended: the command is over.
+    """
 
     by: signal.Signals | None = None
+    insisting: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def exit_code(self) -> int:
@@ -61,6 +68,7 @@ def stop_like_ctrl_c() -> Iterator[Stopped]:
     try:
         yield _current
     finally:
+        _current.ended.set()
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
         _current = before
@@ -90,22 +98,33 @@ def undisturbed(last: bool = False) -> Iterator[None]:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     """Hand over to whoever handles Ctrl-C now: an event loop cancels its task, else KeyboardInterrupt is raised."""
-    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    if _current.insisting:
+        _current.insisting = False
+        if not _in_event_loop():  # it has ended: what runs now is cleaning up
+            return
     if _current.by is None:
         _current.by = signal.Signals(number)
         log.warning("%s arrived: stopping as after Ctrl-C", _current.by.name)
-        timer = threading.Timer(PATIENCE_S, _insist, (number, on_ctrl_c))
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=_insist, args=(_current,), name="insist", daemon=True).start()
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
     if not callable(on_ctrl_c):  # ignored, as in jobs that a script puts into the background
         raise KeyboardInterrupt
     on_ctrl_c(signal.SIGINT, frame)
 
 
-def _insist(number: int, handler: object) -> None:
-    """Send the signal again where the event loop that took it still waits for its task."""
+def _in_event_loop() -> bool:
+    from asyncio import get_running_loop  # slow to import for commands that never need it
+
+    try:
+        get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _insist(command: Stopped) -> None:
+    """Send the signal again while an event loop waits for what cannot be cancelled: a task that computes, a thread."""
     identifier = threading.main_thread().ident
-    if handler is signal.default_int_handler or signal.getsignal(signal.SIGINT) != handler or identifier is None:
-        return
-    if callable(handler):
-        signal.pthread_kill(identifier, number)
+    while command.by is not None and identifier is not None and not command.ended.wait(PATIENCE_S):
+        command.insisting = True
+        signal.pthread_kill(identifier, command.by)

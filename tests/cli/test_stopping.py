@@ -125,6 +125,21 @@ def test_work_that_cannot_be_cancelled_is_broken_off(monkeypatch: pytest.MonkeyP
     assert time.monotonic() - begun < 50.0
 
 
+def test_a_thread_of_the_loop_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "PATIENCE_S", 0.2)
+    held = threading.Event()
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.to_thread(held.wait, 60.0)
+
+    begun = time.monotonic()
+    with stop_like_ctrl_c(), pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert time.monotonic() - begun < 50.0, "as where another process is waited for, which cleaning up then ends"
+    held.set()
+
+
 def test_clean_up_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "PATIENCE_S", 0.1)
 
