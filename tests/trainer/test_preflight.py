@@ -190,7 +190,7 @@ def routed(tmp_path: Path, *rows: dict[str, object]) -> RunConfig:
         ({}, "field 'teacher' is missing"),
         ({"teacher": " "}, "field 'teacher' is empty"),
         ({"teacher": "orc"}, "field 'teacher' is 'orc', which is none of model.teachers"),
-        ({"teacher": ["ocr"]}, "which is none of model.teachers"),
+        ({"teacher": ["ocr"]}, "field 'teacher' is ['ocr'], which is none of model.teachers"),
     ],
 )
 def test_prompts_without_a_known_teacher_are_named_by_file_and_row(
