@@ -35,6 +35,6 @@ def test_what_a_pool_cannot_do_is_refused_before_anything_loads(train: Cli, work
     prompts.write_text('{"prompt": "one", "who": "a"}\n{"prompt": "two", "who": "c"}\n')
     outcome = train(tmp_path / "unknown", *distilling(workshop), POOL, f"data.train={prompts}")
     assert outcome.code == 1
-    assert "the prompt 'two' names the teacher 'c' in its field 'who'" in outcome.err
+    assert "unknown.jsonl row 2: field 'who' is 'c', which is none of model.teachers" in outcome.err
     assert "valid choices: a, b" in outcome.err
     assert not (tmp_path / "unknown").exists()
