@@ -53,7 +53,7 @@ def validate(config: RunConfig, source: Source | None = None) -> None:
     check_parallel(config, source)
     check_drawing(config, source)
     check_media(config, source)
-    _check_algorithm_options(options, config.rollout.num_steps)
+    _check_algorithm_options(config, options)
     _check_trainer(config, source)
     check_source(config.model.path, family=config.model.family)
     for name, teacher in config.model.teachers.items():
@@ -182,12 +182,16 @@ def _check_artifacts(config: RunConfig, key: str, wanted: Mapping[str, str] | No
             )
 
 
-def _check_algorithm_options(options: Any, num_steps: int) -> None:
+def _check_algorithm_options(config: RunConfig, options: Any) -> None:
     """Options that depend on the number of denoising steps (windows, step lists) check themselves.
 
-    An options dataclass may have `steps(num_steps, seed)`, the stochastic steps of one rollout, and
-    `check(num_steps)`; both raise where they do not fit.
+    An options dataclass may have `steps(num_steps, seed)`, the stochastic steps of one rollout, `check(num_steps)`, and
+    `check_validation(num_steps)` for the steps of validation samples; they raise where they do not fit.
     """
+    num_steps, held = config.rollout.num_steps, config.validation.num_steps
+    if held and config.data.validation and hasattr(options, "check_validation"):
+        with naming(f"'algorithm' does not fit validation.num_steps={held}"):
+            options.check_validation(held)
     with naming(f"'algorithm' does not fit rollout.num_steps={num_steps}"):
         for method, arguments in (("steps", (num_steps, 0)), ("check", (num_steps,))):
             if hasattr(options, method):

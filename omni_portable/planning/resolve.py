@@ -29,7 +29,8 @@ METHOD = (
     "bytes are sums over tensors; fragmentation of the allocator and workspaces of kernels are not counted, so a plan "
     "that takes more than nine tenths of the memory is called tight",
     "actor and rollout engine share a device and take turns; each has a copy of the transformer of its own",
-    "scorers are not counted: they run on the host unless they say otherwise",
+    "scorers are not counted: they run on the host unless they say otherwise; nor are teachers of a pool under a "
+    "launcher of several processes, which have devices of their own",
 )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from omni_portable.config.drawing import validation_changes, validation_rollout
+from omni_portable.config.teachers import pooled
+from omni_portable.contracts import registry
 from omni_portable.planning.plan import Item, Phase, Role
 from omni_portable.planning.setting import FLOAT, Setting
 
@@ -118,8 +120,13 @@ def _policies(setting: Setting) -> Iterator[Item]:
 
 
 def _teachers(setting: Setting) -> Iterator[Item]:
-    """Frozen transformers that every rank holds whole; a teacher in another folder is taken to be of the same size."""
-    if count := len(setting.config.model.teachers):
+    """Frozen transformers that every rank holds whole; a teacher in another folder is taken to be of the same size.
+    Those of a pool are on this device where all roles share a process."""
+    config, count = setting.config, len(setting.config.model.teachers)
+    if pooled(config):
+        apart = registry.spec("launcher", config.launcher.name).capabilities.get("multi_process")
+        count = 0 if apart else count * config.teacher.workers
+    if count:
         one = setting.model_elements * setting.itemsize
         detail = f"{count} of the student's size: {setting.model_elements:,} x {setting.itemsize} bytes each"
         yield Item("teachers", count * one, f"{detail} ({setting.dtype})")

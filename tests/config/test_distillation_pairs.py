@@ -63,3 +63,8 @@ def test_parts_that_cannot_serve_it_are_named(
 @pytest.mark.parametrize("override", ["rollout.num_steps=3", "algorithm.steps_per_sample=3"])
 def test_steps_that_do_not_fit_are_refused(override: str):
     assert "does not fit rollout.num_steps" in fails(override)
+
+
+def test_steps_of_validation_that_do_not_fit_are_refused_before_training():
+    assert "does not fit validation.num_steps=8" in fails("validation.num_steps=8")
+    assert load_config(RECIPE, ["validation.num_steps=8", "data.validation="]).validation.num_steps == 8

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.rundirs import differences, equal_tensors, metrics, validation_scores
+from tests.e2e.teachers import assert_alike, distilling
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -102,6 +103,37 @@ def test_separate_async_loses_and_repeats_nothing_when_workers_are_killed(cluste
     assert all(row["replay/staleness/max"] <= 1 for row in rows)
     assert rows[-1]["replay/evicted_groups"] == 0
     assert rows[-1]["perf/rollout/restarts"] == 1
+
+
+def test_a_killed_teacher_loses_nothing(cluster, workshop: Path, train, tmp_path: Path) -> None:
+    """Two teachers in processes of their own, one of which is killed, against teachers in the train engine."""
+    given = (*distilling(workshop), f"trainer.total_steps={STEPS}", "trainer.save_interval=0")
+    outcome = train(tmp_path / "engine", *given)
+    assert outcome.code == 0, outcome.err
+    run_dir = tmp_path / "pool"
+    with killing(run_dir, ("teacher-0", 1)) as killed:
+        outcome = train(run_dir, *given, "launcher.name=ray", "teacher.placement=pool")
+    assert outcome.code == 0, outcome.err
+    assert killed == ["teacher-0"]
+    assert_alike(tmp_path / "engine", run_dir)
+    log = (run_dir / "log.txt").read_text()
+    assert "the process of 'teacher-0' is gone" in log
+    assert [log.count(f"'teacher-{at}' runs in process") for at in (0, 1)] == [2, 1], "one for each teacher"
+    assert all(row["teacher/failed_samples"] == 0 for row in metrics(run_dir).values())
+
+
+def test_groups_wait_in_a_transfer_queue_while_the_actor_trains(cluster, train, tmp_path: Path) -> None:
+    pytest.importorskip("transfer_queue")
+    run_dir = tmp_path / "run"
+    mode = ("trainer.mode=separate_async", "dataplane.max_staleness=1", "dataplane.name=transferqueue")
+    outcome = train(run_dir, *RAY, *mode)
+    assert outcome.code == 0, outcome.err
+    rows = [row for step, row in metrics(run_dir).items() if step]
+    assert len(rows) == STEPS
+    assert [(row["reward/groups"], row["reward/samples"]) for row in rows] == [(2.0, 4.0)] * STEPS
+    assert all(row["replay/staleness/max"] <= 1 for row in rows)
+    assert all(row["actor/optimizer_steps"] == 1 for row in rows)
+    assert (run_dir / "export").is_dir()
 
 
 def test_a_killed_trainer_is_resumed(cluster, whole: Path, workshop: Path, tmp_path: Path) -> None:

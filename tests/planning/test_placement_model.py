@@ -180,3 +180,12 @@ def test_samples_that_do_not_divide_among_the_trainers_devices_are_named() -> No
     rows = (Row(Placement("separate_async", 4, 1, 1, 128), 0.0, None, 10.0, 10.0),)
     advice = advise(Profile("p", rows, samples_per_prompt=16), Request(4))
     assert any("2048 samples do not divide among 3 training devices; 126 prompts" in note for note in advice.notes)
+
+
+def test_what_lending_would_change_is_not_claimed(published: Profile) -> None:
+    from omni_portable.planning.placement.advise import NO_LENDING
+    from omni_portable.planning.placement.text import advice_as_text
+
+    advice = advise(published, Request(4, (512,)))
+    assert NO_LENDING in advice.notes
+    assert "trainer.hybrid" in advice_as_text(advice)

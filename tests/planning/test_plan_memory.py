@@ -78,6 +78,22 @@ def test_teachers_are_held_whole_beside_the_student():
     assert items(make_plan(recipe, "cpu"), "actor")["teachers"].bytes == real > 0
 
 
+def test_teachers_of_a_pool_are_counted_where_they_share_the_device():
+    from omni_portable.planning.resolve import make_plan
+
+    recipe = "sd3/diffusion_opd_routed_tiny.yaml"
+    inside = items(make_plan(recipe, "cpu"), "actor")["teachers"].bytes
+
+    def pooled(*more):
+        plan = make_plan(recipe, "cpu", overrides=["teacher.placement=pool", *more])
+        found = items(plan, "actor").get("teachers")
+        return 0 if found is None else found.bytes
+
+    assert pooled() == inside
+    assert pooled("teacher.workers=2") == 2 * inside
+    assert pooled("launcher.name=ray") == 0
+
+
 def planned_on_cpu(overrides):
     from omni_portable.planning.resolve import make_plan
 

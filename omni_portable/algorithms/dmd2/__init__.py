@@ -91,6 +91,10 @@ class DMD2Options:
                 remedy=f"set algorithm.steps_per_sample to at most {num_steps}",
             )
 
+    def check_validation(self, num_steps: int) -> None:
+        """The student samples in validation as it was trained to (`ConfigError` as of :meth:`check`)."""
+        self.check(num_steps)
+
 
 SPEC = PluginSpec(
     name="dmd2",

@@ -72,6 +72,12 @@ class Advice:
     notes: tuple[str, ...]
 
 
+NO_LENDING = (
+    "lending the actor's devices (trainer.hybrid) is not part of the asynchronous predictions: where the trainer waits "
+    "for rollout it may bring them down, by what only a run tells"
+)
+
+
 def advise(profile: Profile, request: Request) -> Advice:
     """Fit the profile, predict every placement, recommend one per length.
 
@@ -219,6 +225,8 @@ def _reasons(options: Sequence[Option], recommended: Option) -> Iterator[str]:
 def _notes(
     profile: Profile, request: Request, fits: Sequence[Fit], lengths: Sequence[float], choices: Sequence[Choice]
 ) -> Iterator[str]:
+    if any(option.prediction.placement.mode != "sync" for choice in choices for option in choice.options):
+        yield NO_LENDING
     measured = [row.tokens for row in profile.rows]
     batches = sorted({option.prediction.placement.prompts for choice in choices for option in choice.options})
     if len(batches) > 1:

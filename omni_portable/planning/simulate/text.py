@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from omni_portable.planning.placement.advise import NO_LENDING
 from omni_portable.planning.placement.model import Prediction
 from omni_portable.planning.simulate.run import Outcome
 from omni_portable.planning.simulate.workload import Workload
@@ -33,7 +34,8 @@ def outcome_as_text(name: str, workload: Workload, outcome: Outcome, planned: Pr
     ]
     if outcome.interrupted:
         rows.append(("interrupted calls", f"{outcome.interrupted}, {outcome.lost:.1%} of rollout's work lost"))
-    return "\n".join([head, *(f"  {label:<22}{value}" for label, value in rows)])
+    notes = [] if placed.mode == "sync" else [f"note: {NO_LENDING}"]
+    return "\n".join([head, *(f"  {label:<22}{value}" for label, value in rows), *notes])
 
 
 def outcome_as_data(name: str, workload: Workload, outcome: Outcome, planned: Prediction) -> dict[str, Any]:
@@ -47,5 +49,6 @@ def outcome_as_data(name: str, workload: Workload, outcome: Outcome, planned: Pr
         "profile": name,
         "workload": work,
         "outcome": figures,
+        "notes": [] if workload.placement.mode == "sync" else [NO_LENDING],
         "planned": {"step_s": planned.step_s, "seconds_per_prompt": planned.seconds_per_prompt, "bound": planned.bound},
     }
