@@ -28,9 +28,7 @@ def plugin_spec(kind: str, name: str, key: str) -> PluginSpec:
     """
     known = registry.names(kind)
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{key}={show(name)}: it must be a text, the name of a {kind.replace('_', ' ')}", choices=known
-        )
+        raise ConfigError(f"{key}={show(name)}: it must be a text, a name of these", choices=known)
     if name not in known:
         raise ConfigError(
             f"{key}={name}: no {kind.replace('_', ' ')} of that name is installed",

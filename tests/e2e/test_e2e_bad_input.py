@@ -197,9 +197,9 @@ def test_every_group_failing_is_an_error(train, doubles, tmp_path: Path) -> None
     refused(outcome, 1, "no group is left")
 
 
-def test_a_loss_that_is_no_number_stops_and_names_the_sample(train, tmp_path: Path) -> None:
+def test_a_gradient_that_is_no_number_stops_and_names_the_samples(train, tmp_path: Path) -> None:
     outcome = train(tmp_path / "run", "actor.lr=10", "actor.mini_batch_size=2")
-    refused(outcome, 1, "step-1/00001/00", "loss")
+    refused(outcome, 1, "step-1/00001/00", "gradient")
     assert sorted(metrics(tmp_path / "run")) == [0], "no row of a step that went wrong"
     assert checkpoints(tmp_path / "run") == []
 
