@@ -6,6 +6,7 @@ import pytest
 
 from omni_portable.config.catalogue import OWN, TESTED, TWIN, catalogue, merged_keys, summary
 from omni_portable.config.loader import list_recipes, load_config
+from omni_portable.contracts import registry
 
 ONE_PER_FAMILY = list({name.partition("/")[0]: name for name in list_recipes()}.values())
 DEEP = ["sd3/diffusion_opd_routed_tiny", "minimax_h3/flow_grpo_fl2va_last_tiny", "qwen_image/flow_grpo_ocr_jpeg_tiny"]
@@ -58,6 +59,18 @@ def test_a_full_size_recipe_is_not_called_tested():
     for entry in catalogue():
         assert (entry.status == TESTED) == (entry.size == "tiny")
         assert (entry.status == TWIN) == bool(entry.twin)
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("_tiny")])
+def test_reports_of_tiny_video_recipes_have_something_to_show(name):
+    """Two held-out prompts, before and after, so that there is a video to play and what it was given to see."""
+    artifacts = registry.spec("model", name.partition("/")[0]).capabilities.get("artifacts", {})
+    if "video" not in artifacts.values():
+        return
+    config = load_config(name)
+    assert config.data.validation
+    assert (config.data.max_validation_prompts, config.trainer.validate_before) == (2, True)
+    assert {one.field for one in config.data.media.values()} <= {"img_win", "img_lose"}
+    assert config.validation.num_steps in (0, config.rollout.num_steps)
 
 
 def test_extended_recipes_and_sentences(tmp_path):
