@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omni_portable.planning.placement.fit import Fit
     from omni_portable.planning.placement.profile import Placement, Profile
+    from omni_portable.planning.simulate.workload import Loan
 
 EXAMPLES = """examples:
   omni-portable simulate --devices 8 --mode separate_async --steps 200
   omni-portable simulate --profile measured.json --devices 64 --mode fully_async --steps 500 --times lognormal:0.4
   omni-portable simulate runs/sd3/my_recipe --devices 16 --rollout-devices 4 --mode separate_async --steps 200 --json
+  omni-portable simulate --devices 8 --rollout-devices 2 --mode separate_async --steps 200 --lend 1
 """
 MAX_DEVICES, MAX_STEPS = 65536, 1_000_000
 
@@ -48,9 +51,22 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--times", default="constant", metavar="KIND", help="constant, lognormal:CV, or measured (constant)"
     )
+    parser.add_argument(
+        "--lend", type=positive, metavar="N", help="replicas that the trainer's devices lend to rollout (a run lends 1)"
+    )
+    parser.add_argument("--lend-below", type=share, default=1.0, metavar="X", help="as trainer.hybrid.lend_below (1)")
+    parser.add_argument("--reclaim-at", type=share, default=1.0, metavar="X", help="as trainer.hybrid.reclaim_at (1)")
     parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(handler=handle)
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -77,15 +93,18 @@ def handle(arguments: argparse.Namespace) -> int:
         scorers=arguments.scorers,
         times=arguments.times,
         ratios=measured_ratios(profile, fitted.costs),
+        loan=_loan(arguments, placement),
     )
-    outcome = simulate(workload, arguments.steps, arguments.seed)
+    outcome, without = simulate(workload, arguments.steps, arguments.seed), None
+    if workload.loan is not None:
+        without = simulate(dataclasses.replace(workload, loan=None), arguments.steps, arguments.seed)
     planned = predict(fitted.costs, profile, placement, tokens)
     if arguments.json:
         import json
 
-        print(json.dumps(outcome_as_data(profile.name, workload, outcome, planned), indent=2))
+        print(json.dumps(outcome_as_data(profile.name, workload, outcome, planned, without), indent=2))
     else:
-        print(outcome_as_text(profile.name, workload, outcome, planned))
+        print(outcome_as_text(profile.name, workload, outcome, planned, without))
     return 0
 
 
@@ -100,11 +119,38 @@ def _check(arguments: argparse.Namespace) -> None:
             f"--rollout-devices {arguments.rollout_devices}: under sync rollout uses all {arguments.devices} devices",
             remedy="leave --rollout-devices out, or take --mode separate_async",
         )
+    if arguments.mode == "sync" and arguments.lend:
+        raise ConfigError(
+            f"--lend {arguments.lend}: under sync rollout uses the trainer's devices anyway",
+            remedy="leave --lend out, or take --mode separate_async",
+        )
+    if arguments.reclaim_at < arguments.lend_below:
+        raise ConfigError(
+            f"--reclaim-at {arguments.reclaim_at:g}: devices that are lent below {arguments.lend_below:g} would be "
+            "taken back before they have drawn anything",
+            remedy=f"take --reclaim-at {arguments.lend_below:g} or more, or a smaller --lend-below",
+        )
     if arguments.mode != "sync" and arguments.max_staleness == 0 and arguments.sync_rounds > 1:
         raise ConfigError(
             f"--sync-rounds {arguments.sync_rounds}: with --max-staleness 0 every step needs the weights of the last",
             remedy="allow a staleness of 1 or more, or take --sync-rounds 1",
         )
+
+
+def _loan(arguments: argparse.Namespace, placement: Placement) -> Loan | None:
+    from omni_portable.contracts.errors import ConfigError
+    from omni_portable.planning.simulate.workload import Loan
+
+    if not arguments.lend:
+        return None
+    most = placement.train_devices // placement.tensor_parallel
+    if arguments.lend > most:
+        raise ConfigError(
+            f"--lend {arguments.lend}: the trainer's {placement.train_devices} devices make {most} replicas of "
+            f"{placement.tensor_parallel}",
+            remedy=f"take --lend {most} or less, or fewer --rollout-devices" if most else "leave --lend out",
+        )
+    return Loan(arguments.lend, arguments.lend_below, arguments.reclaim_at)
 
 
 def _placement(arguments: argparse.Namespace, profile: Profile, fitted: Fit, tokens: float) -> Placement:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from omni_portable.config.spelled import Spelled, misread
 from omni_portable.contracts.errors import ConfigError, OmniPortableError
 from omni_portable.contracts.spelling import did_you_mean
 
@@ -27,11 +29,22 @@ class Source:
         typed: dotted key -> the override as typed on the command line.
         recipe: the recipe all other values come from.
         keys: every key of the whole configuration, to find one that was put in the wrong section.
+        spelled: numbers of the recipe that are not written as they are read, see :mod:`omni_portable.config.spelled`.
     """
 
     typed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     recipe: str = ""
     keys: Sequence[str] = ()
+    spelled: Spelled = dataclasses.field(default_factory=dict)
+
+    def spelling(self, key: str, number: float) -> str:
+        """How a number was written, where that is not how it is read; '' otherwise."""
+        for end in range(key.count(".") + 1, 0, -1):
+            typed = self.typed.get(".".join(key.split(".")[:end]))
+            if typed is not None:
+                words = re.findall(r"[\w.+-]+", typed.partition("=")[2])
+                return "" if str(number) in words else next((word for word in words if _reads(word, number)), "")
+        return next((text for text, read in self.spelled.get(key, ()) if read == number), "")
 
     def describe(self, key: str, value: Any) -> str:
         """How to speak of the value of `key` in an error."""
@@ -51,6 +64,13 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)
+
+
+def _reads(word: str, number: float) -> bool:
+    try:
+        return int(word) == number
+    except ValueError:
+        return False
 
 
 def join(prefix: str, name: object) -> str:
@@ -290,6 +310,7 @@ _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
 
 def _scalar(hint: Any, value: Any, key: str, source: Source) -> Any:
     reader, wanted = _SCALARS[hint]
+    _refuse_misread(hint, value, key, source)
     result = reader(value)
     if result is None and not (hint is type(None) and value is None):
         if value is None and hint is str:
@@ -301,6 +322,21 @@ def _scalar(hint: Any, value: Any, key: str, source: Source) -> Any:
         got = "null" if value is None else f"the {_kind(value)} '{show(value)}'"
         raise ConfigError(f"{source.describe(key, value)}: '{key}' must be {wanted}, got {got}")
     return result
+
+
+def _refuse_misread(hint: Any, value: Any, key: str, source: Source) -> None:
+    """A text of digits that was read as a number, or a number that was read in base 8 or 60."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (text := source.spelling(key, value)):
+        return
+    is_text = hint in (str, Path)
+    if is_text or misread(text):
+        quoted = (
+            f'put it in quotes: {key.rpartition(".")[2]}: "{text}" in a recipe, \'{key}="{text}"\' on the command line'
+        )
+        raise ConfigError(
+            f"{source.describe(key, text)}: without quotes {text} is read as the number {show(value)}",
+            remedy=quoted if is_text else f"write {show(value)} if that is meant, otherwise the number in plain digits",
+        )
 
 
 def _name(hint: Any) -> str:

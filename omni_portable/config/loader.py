@@ -19,6 +19,7 @@ from omni_portable.config.plan import plan_text
 from omni_portable.config.plugins import algorithm_options, plugin_options, scorer_options
 from omni_portable.config.recipes import find_recipe, list_recipes, recipe_root
 from omni_portable.config.schema import RunConfig
+from omni_portable.config.spelled import spelled
 from omni_portable.config.validate import validate
 from omni_portable.contracts.errors import ConfigError
 
@@ -56,7 +57,7 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     assert isinstance(merged, DictConfig)
     apply_overrides(merged, parsed, RunConfig)
     typed = {override.key_or_group.replace("/", "."): override.input_line or "" for override in parsed}
-    source = Source(typed, recipe, all_keys(RunConfig))
+    source = Source(typed, recipe, all_keys(RunConfig), spelled(path))
     data = _resolve(merged, path)
     data["recipe"] = recipe
     config = build(RunConfig, data, source=source)

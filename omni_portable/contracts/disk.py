@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -30,8 +31,24 @@ BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, e
 """A disk or its connection failed."""
 
 
+@dataclass(frozen=True)
+class Cures:
+    """What to do about a disk that is full, that refuses a path, or that fails."""
+
+    full: str
+    refused: str
+    broken: str
+
+
+OF_A_RUN = Cures(
+    full="free some space, then continue with trainer.resume=auto",
+    refused="choose another trainer.run_dir or change its permissions",
+    broken="look after the disk, then continue with trainer.resume=auto; what was already saved is whole",
+)
+
+
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, cures: Cures = OF_A_RUN) -> Iterator[None]:
     """Turn the operating system's complaints about a write into an error that names the path and the cure."""
     try:
         yield
@@ -40,17 +57,17 @@ def disk_errors(path: Path) -> Iterator[None]:
         if number in FULL:
             raise RunDirectoryError(
                 f"no space left on the disk that holds {path}; nothing that was already saved is lost",
-                remedy="free some space, then continue with trainer.resume=auto",
+                remedy=cures.full,
             ) from error
         if number in REFUSED:
             raise RunDirectoryError(
                 f"cannot write {path}: {os.strerror(number)}",
-                remedy="choose another trainer.run_dir or change its permissions",
+                remedy=cures.refused,
             ) from error
         if number in BROKEN or (not number and "I/O error" in str(error)):
             raise RunDirectoryError(
                 f"cannot write {path}: {os.strerror(number) if number else error}",
-                remedy="look after the disk, then continue with trainer.resume=auto; what was already saved is whole",
+                remedy=cures.broken,
             ) from error
         raise
 

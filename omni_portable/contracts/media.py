@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omni_portable.contracts.errors import ArtifactError
 
@@ -83,6 +83,39 @@ class MediaArtifact:
             )
         if self.modality in ("image", "video") and str(getattr(self.data, "dtype", "")) != "torch.uint8":
             raise ArtifactError(f"{self.modality} artifact '{self.name}' must hold uint8 pixels, got {self.data.dtype}")  # type: ignore[union-attr]
+
+
+class DistantArtifact(MediaArtifact):
+    """An artifact whose data another process holds: its labels are here, its data come when they are looked at.
+
+    Args:
+        like: the labels, with data of no consequence.
+        source: fetches the data, once or each time, and tells whoever passes the artifact on where they are.
+    """
+
+    source: DistantMedia
+
+    def __init__(self, like: MediaArtifact, source: DistantMedia) -> None:
+        labels = {name: getattr(like, name) for name in ("name", "modality", "layout", "sample_rate", "fps")}
+        for name, value in (labels | {"source": source}).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def data(self) -> torch.Tensor | str:
+        """The data themselves, fetched."""
+        return self.here().data
+
+    def here(self) -> MediaArtifact:
+        """The whole artifact, fetched."""
+        return self.source.artifact(self.name)
+
+
+class DistantMedia(Protocol):
+    """Artifacts of one sample, in another process."""
+
+    def artifact(self, name: str) -> MediaArtifact:
+        """Fetch one of them."""
+        ...
 
 
 def require_artifact(artifacts: Mapping[str, Any], name: str, modality: Modality, asked_by: str) -> MediaArtifact:

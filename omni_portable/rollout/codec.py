@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from omni_portable.contracts.dataplane import GroupTag, ScoredGroup
 from omni_portable.contracts.errors import DataError
 from omni_portable.contracts.lifecycle import Ack, EngineState
-from omni_portable.contracts.media import MediaArtifact
+from omni_portable.contracts.media import DistantArtifact, MediaArtifact
 from omni_portable.contracts.reward import ComposedReward, RewardSample
 from omni_portable.contracts.rollout import (
     EngineHealth,
@@ -115,6 +115,8 @@ class _Packer:
             return {_KIND: "bytes", "data": base64.b64encode(value).decode("ascii")}
         if isinstance(value, Enum) and type(value).__name__ in ENUMS:
             return {_KIND: "enum", "type": type(value).__name__, "value": value.value}
+        if isinstance(value, DistantArtifact):
+            value = value.here()
         if is_dataclass(value) and TYPES.get(type(value).__name__) is type(value):
             held = {f.name: self.plain(getattr(value, f.name), f"{place}.{f.name}") for f in fields(value)}
             return {_KIND: type(value).__name__, "fields": held}

@@ -11,15 +11,15 @@ import torch
 from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RolloutEngine
-from omni_portable.contracts.weights import WeightManifest
+from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
 from omni_portable.rollout.fanout import check_acks
 from omni_portable.rollout.seats import Seat
 
 log = logging.getLogger(__name__)
 
-Latest = tuple[int, WeightManifest, Mapping[str, torch.Tensor]]
-"""A policy version with its weights, on the host."""
+Latest = tuple[int, WeightStream]
+"""A policy version with its weights, on the host; the stream is read once."""
 
 
 class Crew:
@@ -107,7 +107,7 @@ class Crew:
             raise LifecycleError(
                 "the router has kept no weights", remedy="make it with keep=True, and update the replicas first"
             )
-        return self.version, *self._latest
+        return self.version, NamedTensorStream(*self._latest)
 
     def admit(self, name: str, engine: RolloutEngine) -> None:
         """Give a seat to a lent engine that runs with the present weights.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from omni_portable.config.modes import SYNC
@@ -122,7 +122,7 @@ class Producer:
         )
 
     async def _judge(self, trajectories: Sequence[AnyTrajectory]) -> Judged:
-        """Ask scorers and teachers side by side."""
+        """Ask scorers and teachers side by side; nobody looks at the media any more afterwards."""
 
         async def score() -> ComposedReward:
             with self.clock.measure("reward"):
@@ -135,4 +135,5 @@ class Producer:
                 return await self.teacher.run(trajectories)
 
         reward, taught = await both(score(), teach())
-        return taught.trajectories, reward, taught.errors
+        judged = [replace(trajectory, artifacts={}) for trajectory in taught.trajectories]
+        return judged, reward, taught.errors

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from omni_portable.config.paths import user_path
 from omni_portable.config.schema import RunConfig
-from omni_portable.contracts.disk import disk_errors
+from omni_portable.contracts.disk import OF_A_RUN, Cures, disk_errors
 from omni_portable.contracts.errors import RunDirectoryError
 
 LOCK_NAME = "run.lock"
@@ -26,10 +26,11 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers and crashes see the old content or the new one, never a part."""
+def write_text(path: Path, text: str, cures: Cures = OF_A_RUN) -> None:
+    """Write a file so that readers and crashes see the old content or the new one, never a part; `cures` are those of
+    the error where the disk has no room for it or fails."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with disk_errors(path):
+    with disk_errors(path, cures):
         try:
             # A path may hold bytes that are no text; they are written as escapes.
             with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:

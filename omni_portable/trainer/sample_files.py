@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_portable.contracts.media import MediaArtifact
@@ -66,5 +66,5 @@ def _middle_frame(artifacts: Mapping[str, MediaArtifact]) -> MediaArtifact | Non
     for _, artifact in sorted(artifacts.items()):
         if artifact.modality == "video" and not isinstance(artifact.data, str):
             middle = artifact.data[artifact.data.shape[0] // 2]
-            return replace(artifact, modality="image", layout="CHW", data=middle, fps=None)
+            return MediaArtifact(artifact.name, "image", middle, "CHW")
     return None

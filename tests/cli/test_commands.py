@@ -107,6 +107,18 @@ def test_dry_run_says_what_is_not_on_this_machine(trained, capsys, tmp_path):
     assert "model folder, prompt files and run directory: as a run needs them" in capsys.readouterr().out
 
 
+def test_dry_run_says_that_a_teacher_is_not_on_this_machine(capsys):
+    recipe = "sd3/diffusion_opd_ocr_tiny"
+    for given, what in (("path=/nowhere/teacher", "folder"), ("lora=/nowhere/lora", "folder"), ("path=no/body", "hub")):
+        assert main(["train", recipe, "--dry-run", f"model.teachers.ocr.{given}"]) == 0
+        told = capsys.readouterr().out.partition("a run would stop on this machine:\n")[2]
+        assert f"model.teachers.ocr.{given}: there is no such folder" in told
+        assert what in told
+    for given in ("path=tiny:nothing", "path=builtin:nothing", "path=builtin:colours"):
+        assert main(["train", recipe, "--dry-run", f"model.teachers.ocr.{given}"]) == 2
+        assert f"model.teachers.ocr.{given}" in capsys.readouterr().err
+
+
 def test_configuration_errors_are_messages(capsys):
     assert main(["train", RECIPE, "rollout.num_step=4"]) == 2
     shown = capsys.readouterr().err

@@ -98,6 +98,26 @@ def test_a_simulated_run_in_words_and_as_json(capsys: pytest.CaptureFixture[str]
     assert found["outcome"]["seconds_per_prompt"] == pytest.approx(found["planned"]["seconds_per_prompt"], rel=0.2)
 
 
+def test_lending_is_shown_beside_the_run_without(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("simulate", "--devices", "8", "--rollout-devices", "2", "--mode", "separate_async", "--steps", "20")
+    code, alone, _ = run(capsys, *arguments)
+    assert code == 0
+    assert "note: nothing is lent here" in alone
+    code, out, _ = run(capsys, *arguments, "--lend", "2", "--lend-below", "0.9")
+    assert code == 0
+    assert "replicas on the trainer's devices: 2xTP1, lent below 90% of a step's samples" in out
+    head, _, rest = out.partition("without lending\n")
+    figures = alone.splitlines()[2:-1]
+    assert rest.splitlines()[:-1] == figures, "the run without is the one that is simulated alone"
+    assert all(any(line.startswith(figure[:24]) for line in head.splitlines()) for figure in figures)
+    assert rest.splitlines()[-1].startswith("lending changes samples per second by +")
+    code, out, _ = run(capsys, *arguments, "--lend", "2", "--json")
+    found = json.loads(out)
+    assert found["outcome"]["lends"] > 0
+    assert found["outcome"]["samples_per_s"] > found["without_lending"]["samples_per_s"]
+    assert found["without_lending"]["lends"] == 0
+
+
 def test_without_a_profile_an_example_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "simulate", "--devices", "8", "--mode", "sync", "--steps", "5")
     assert code == 0
@@ -113,6 +133,15 @@ def test_without_a_profile_an_example_is_simulated(capsys: pytest.CaptureFixture
         (["--mode", "sync", "--devices", "4", "--rollout-devices", "2"], "under sync rollout uses all 4 devices"),
         (["--mode", "sync", "--devices", "100000"], "--devices 100000 is more than is simulated"),
         (["--mode", "sync", "--devices", "2", "--times", "uniform"], "--times 'uniform' is no distribution"),
+        (["--mode", "sync", "--devices", "4", "--lend", "1"], "under sync rollout uses the trainer's devices anyway"),
+        (
+            ["--mode", "separate_async", "--devices", "4", "--rollout-devices", "2", "--lend", "3"],
+            "--lend 3: the trainer's 2 devices make 2 replicas of 1",
+        ),
+        (
+            ["--mode", "separate_async", "--devices", "4", "--lend", "1", "--reclaim-at", "0.5"],
+            "--reclaim-at 0.5: devices that are lent below 1 would be taken back",
+        ),
         (
             ["--mode", "fully_async", "--devices", "2", "--max-staleness", "0", "--sync-rounds", "2"],
             "with --max-staleness 0 every step needs the weights of the last",

@@ -82,7 +82,7 @@ def test_a_group_is_as_old_as_the_oldest_call_that_drew_some_of_it() -> None:
     work = dataclasses.replace(
         make_workload(profile(), COSTS, Placement("separate_async", 4, 2, 1, 7, 2), 0.0, piece=3), samples=4
     )
-    assert [len(call) for _, call in work.calls(1)] == [3] * 9 + [1]
+    assert [size for _, size, _ in work.calls(1)] == [3] * 9 + [1]
     outcome = simulate(work, 30)
     assert sum(outcome.staleness.values()) == 30 * 7
     assert max(outcome.staleness) <= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -303,3 +304,29 @@ def test_the_sentence_speaks_of_what_it_shows(before, after, samples, error, exp
     assert "-0.0" not in outcome.sentence() + page
     assert "+0.000" not in outcome.sentence() + page
     assert ("±" in page) == (samples > 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "problem", "remedy"),
+    [
+        (errno.ENOSPC, "no space left", "free some space, or name a file on another disk with --out"),
+        (errno.EROFS, "cannot write", "name another file with --out"),
+        (errno.EIO, "cannot write", "look after the disk, or name a file on another one with --out"),
+    ],
+)
+def test_a_disk_in_the_way_of_a_report_has_the_cure_of_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, problem: str, remedy: str
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = sorted(path.name for path in run_dir.iterdir())
+
+    def fails(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(RunDirectoryError, match=problem) as refused:
+        write_report(run_dir)
+    assert remedy in refused.value.remedy
+    assert "resume" not in refused.value.remedy
+    assert "trainer.run_dir" not in refused.value.remedy
+    assert sorted(path.name for path in run_dir.iterdir()) == before

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omni_portable.planning.simulate.clock import VirtualLoop
@@ -20,10 +20,10 @@ from omni_portable.planning.simulate.times import Ratio
 class Piece:
     """Requests that are drawn in one call to a replica."""
 
-    __slots__ = ("left", "part", "prompts", "rounds", "seconds", "seat", "since", "version")
+    __slots__ = ("left", "part", "prompts", "rounds", "seconds", "seat", "since", "size", "version")
 
-    def __init__(self, part: Part, prompts: Sequence[str], seconds: float) -> None:
-        self.part, self.prompts = part, prompts
+    def __init__(self, part: Part, size: int, prompts: Sequence[str], seconds: float) -> None:
+        self.part, self.size, self.prompts = part, size, prompts
         self.seconds = self.left = seconds
         self.version = -1
         """Oldest policy version that any of it was drawn with; -1 before the start."""
@@ -34,10 +34,17 @@ class Piece:
 
 
 class Part:
-    """The pieces of one round."""
+    """The pieces of one round.
 
-    def __init__(self, done: asyncio.Future[None], overlap: bool) -> None:
-        self.done, self.overlap = done, overlap
+    Args:
+        on_scored: called with every piece that is drawn and scored, and says whether anybody waits for that; None where
+            nobody asks.
+    """
+
+    def __init__(
+        self, done: asyncio.Future[None], overlap: bool, on_scored: Callable[[Piece], bool] | None = None
+    ) -> None:
+        self.done, self.overlap, self.on_scored = done, overlap, on_scored
         self.pieces: list[Piece] = []
         self.drawn = self.scored = 0
 
@@ -94,25 +101,32 @@ class Cluster:
         self._order = 0
         self._waiting: deque[Piece] = deque()
         self._unscored: deque[Piece] = deque()
-        self._running: dict[Piece, None] = {}
+        self._running: dict[int, Piece] = {}
+        """Seat -> what is drawn there, oldest first."""
+        self._lent: dict[int, int] = {}
+        """Seat of a lent replica -> samples that it was given."""
         self._open, self._resolved = True, False
         self._drained: list[asyncio.Future[None]] = []
         self.version = 0
-        self.busy_s = self.lost_s = 0.0
-        """Seconds of all replicas together: drawing, and of those, thrown away by interruptions."""
+        self.busy_s = self.lent_busy_s = self.lost_s = 0.0
+        """Seconds of all replicas together, of lent ones together: drawing, and of both, thrown away by
+        interruptions."""
         self.interrupted = 0
         self.events = 0
         self.queue = Meter()
         """Pieces that wait for a replica or the gate."""
 
-    def draw(self, pieces: Sequence[tuple[float, Sequence[str]]]) -> Part:
+    def draw(
+        self, pieces: Sequence[tuple[float, int, Sequence[str]]], on_scored: Callable[[Piece], bool] | None = None
+    ) -> Part:
         """Submit a round; `done` of it resolves once every piece is drawn and scored.
 
         Args:
-            pieces: of each one its mean seconds on a replica, and the prompt ids of its requests.
+            pieces: of each one its mean seconds on a replica, its samples, and the prompt ids of its requests.
+            on_scored: see :class:`Part`.
         """
-        part, ratio = Part(self._loop.create_future(), self._overlap), self._ratio
-        part.pieces = [Piece(part, prompts, seconds * ratio()) for seconds, prompts in pieces]
+        part, ratio = Part(self._loop.create_future(), self._overlap, on_scored), self._ratio
+        part.pieces = [Piece(part, size, prompts, seconds * ratio()) for seconds, size, prompts in pieces]
         self._waiting.extend(part.pieces)
         self._start()
         return part
@@ -133,21 +147,28 @@ class Cluster:
 
     def interrupt(self) -> None:
         """Stop what is being drawn; it is first in line again."""
-        now = self._loop.now
-        stopped = list(self._running)
-        for piece in stopped:
-            elapsed = now - piece.since
-            self.busy_s += elapsed
-            if self._restart:
-                self.lost_s += piece.seconds - piece.left + elapsed
-                piece.left, piece.version = piece.seconds, -1
-            else:
-                piece.left -= elapsed
-            piece.rounds += 1
-            self._leave(piece)
-        self.interrupted += len(stopped)
-        self._waiting.extendleft(reversed(stopped))
-        self.queue.set(len(self._waiting), now)
+        self._stop(list(self._running.values()))
+
+    def join(self) -> int:
+        """One more replica draws from now on, a lent one; its seat."""
+        seat = self._seating.add()
+        self._lent[seat] = 0
+        self._idle += 1
+        self._start()
+        return seat
+
+    def served(self, seat: int) -> int:
+        """Samples that a lent replica was given since it joined."""
+        return self._lent[seat]
+
+    def depart(self, seat: int) -> None:
+        """A lent replica is gone; what it was drawing is first in line again."""
+        if seat in self._running:
+            self._stop([self._running[seat]])
+        self._seating.remove(seat)
+        self._idle -= 1
+        del self._lent[seat]
+        self._start()
 
     def advance(self, until: float) -> float:
         """See :class:`clock.World`."""
@@ -162,7 +183,7 @@ class Cluster:
                 self._finished_drawing(piece)
             else:
                 self._free_scorers += 1
-                self._scored(piece.part)
+                self._scored(piece)
             if self._resolved:
                 self._resolved = False
                 return time
@@ -178,7 +199,9 @@ class Cluster:
             piece.seat, piece.since = take(piece.prompts), now
             if piece.version < 0:
                 piece.version = self.version
-            self._running[piece] = None
+            self._running[piece.seat] = piece
+            if piece.seat in self._lent:
+                self._lent[piece.seat] += piece.size
             self._order += 1
             heapq.heappush(events, (now + piece.left, self._order, piece, piece.rounds))
             self._idle -= 1
@@ -188,19 +211,38 @@ class Cluster:
         self._order += 1
         heapq.heappush(self._events, (time, self._order, piece, piece.rounds))
 
-    def _leave(self, piece: Piece) -> None:
+    def _stop(self, stopped: Sequence[Piece]) -> None:
+        for piece in stopped:
+            elapsed = self._leave(piece)
+            if self._restart:
+                self.lost_s += piece.seconds - piece.left + elapsed
+                piece.left, piece.version = piece.seconds, -1
+            else:
+                piece.left -= elapsed
+            piece.rounds += 1
+        self.interrupted += len(stopped)
+        self._waiting.extendleft(reversed(stopped))
+        self.queue.set(len(self._waiting), self._loop.now)
+
+    def _leave(self, piece: Piece) -> float:
+        """Free the seat of a piece; the seconds that it sat there."""
+        elapsed = self._loop.now - piece.since
+        if piece.seat in self._lent:
+            self.lent_busy_s += elapsed
+        else:
+            self.busy_s += elapsed
         self._seating.leave(piece.seat)
         self._idle += 1
+        del self._running[piece.seat]
         piece.seat = -1
-        del self._running[piece]
+        return elapsed
 
     def _finished_drawing(self, piece: Piece) -> None:
-        self.busy_s += self._loop.now - piece.since
         self._leave(piece)
         part = piece.part
         part.drawn += 1
         if not self._score_seconds:
-            self._count(part)
+            self._count(piece)
         elif part.overlap:
             self._unscored.append(piece)
             self._score()
@@ -220,12 +262,15 @@ class Cluster:
             self._free_scorers -= 1
             self._push(self._loop.now + self._score_seconds * self._score_ratio(), self._unscored.popleft())
 
-    def _scored(self, part: Part) -> None:
+    def _scored(self, piece: Piece) -> None:
         self._score()
-        self._count(part)
+        self._count(piece)
 
-    def _count(self, part: Part) -> None:
+    def _count(self, piece: Piece) -> None:
+        part = piece.part
         part.scored += 1
+        if part.on_scored is not None:
+            self._resolved |= part.on_scored(piece)
         if part.scored == len(part.pieces) and not part.done.done():
             part.done.set_result(None)
             self._resolved = True

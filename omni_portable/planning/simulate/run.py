@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from omni_portable.contracts.dataplane import DataPlane
@@ -11,6 +12,7 @@ from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.planning.simulate.clock import VirtualLoop, run_virtual
 from omni_portable.planning.simulate.cluster import Cluster, Meter, Part
+from omni_portable.planning.simulate.lending import SimulatedLending
 from omni_portable.planning.simulate.roles import (
     LightPlane,
     SimulatedActor,
@@ -40,7 +42,11 @@ class Outcome:
         queue_mean / queue_max: calls that waited for a replica.
         buffer_mean / buffer_max: groups that waited in the replay buffer.
         rollout_busy / train_busy: share of all seconds in which their devices worked.
-        lost: share of the rollout devices' work that interruptions threw away.
+        lost: share of all drawing that interruptions threw away.
+        lends: times that a replica of the trainer's devices was lent to rollout.
+        lent_samples: share of all samples that were given to lent replicas.
+        lent_s: seconds in which replicas were lent.
+        lent_busy: share of those in which they drew.
         trace: (simulated second, event, step or version) in order.
     """
 
@@ -60,6 +66,10 @@ class Outcome:
     rollout_busy: float
     train_busy: float
     lost: float
+    lends: int
+    lent_samples: float
+    lent_s: float
+    lent_busy: float
     events: int
     trace: tuple[tuple[float, str, int], ...]
 
@@ -90,6 +100,7 @@ class _Run:
         self._waiting, self._trained_s = Meter(), 0.0
         self._sync = SimulatedSync(work.sync_s)
         self._trace: list[tuple[float, str, int]] = []
+        self._lending = SimulatedLending(loop, self._cluster, work) if work.loan is not None else None
         self._turns = self._make_turns()
 
     def _make_turns(self) -> Turns:
@@ -107,7 +118,17 @@ class _Run:
         lead = Lead(placed.max_staleness, sync_interval=placed.sync_rounds, steps_per_round=1)
         interrupt = placed.mode == "fully_async"
         gate = SimulatedGate(cluster)
-        return SeparateTurns(self._produce, server, self._buffer, gate, lead, 0, self._steps, interrupt=interrupt)
+        return SeparateTurns(
+            self._produce,
+            server,
+            self._buffer,
+            gate,
+            lead,
+            0,
+            self._steps,
+            interrupt=interrupt,
+            lending=None if self._lending is None else self._lending.policy,
+        )
 
     async def run(self) -> Outcome:
         ends, staleness, evicted = [0.0], Counter[int](), 0
@@ -127,6 +148,8 @@ class _Run:
             if self._sync.count > before:
                 self._trace.append((self._loop.now, "published", self._turns.version))
             ends.append(self._loop.now)
+            if self._lending is not None:
+                self._lending.collect()
         await self._turns.close()
         return self._outcome(ends, dict(sorted(staleness.items())), evicted)
 
@@ -137,7 +160,8 @@ class _Run:
 
     async def _produce(self, step: int) -> int:
         self._trace.append((self._loop.now, "submitted", step))
-        part = self._cluster.draw(self._work.calls(step))
+        on_scored = None if self._lending is None else partial(self._lending.scored, step)
+        part = self._cluster.draw(self._work.calls(step), on_scored)
         await part.done
         self._trace.append((self._loop.now, "stored", step))
         return self._store(step, part)
@@ -155,7 +179,9 @@ class _Run:
 
     def _outcome(self, ends: list[float], staleness: dict[int, int], evicted: int) -> Outcome:
         work, cluster, total = self._work, self._cluster, self._loop.now
-        prompts = work.placement.prompts
+        prompts, lending = work.placement.prompts, self._lending
+        drawn_s, lent_s = cluster.busy_s + cluster.lent_busy_s, lending.lent_s if lending else 0.0
+        lent_replicas = work.loan.replicas if work.loan else 0
         first = self._steps // 4
         step_s = (ends[-1] - ends[first]) / (self._steps - first)
         return Outcome(
@@ -174,7 +200,11 @@ class _Run:
             buffer_max=self._waiting.largest,
             rollout_busy=cluster.busy_s / (total * work.placement.replicas) if total else 0.0,
             train_busy=self._trained_s / total if total else 0.0,
-            lost=cluster.lost_s / cluster.busy_s if cluster.busy_s else 0.0,
+            lost=cluster.lost_s / drawn_s if drawn_s else 0.0,
+            lends=lending.lends if lending else 0,
+            lent_samples=lending.samples / (self._steps * prompts * work.samples) if lending else 0.0,
+            lent_s=lent_s,
+            lent_busy=cluster.lent_busy_s / (lent_s * lent_replicas) if lent_s else 0.0,
             events=cluster.events,
             trace=tuple(self._trace),
         )

@@ -25,14 +25,24 @@ class Seating(Protocol):
         """The call of this replica has ended."""
         ...
 
+    def add(self) -> int:
+        """One more replica; its number, which no other had."""
+        ...
+
+    def remove(self, index: int) -> None:
+        """An idle replica is here no more."""
+        ...
+
 
 class RouterSeating:
     """The router's seats and its `choose`: idle replicas first, of them one that knows the prompts."""
 
     def __init__(self, replicas: int) -> None:
-        nobody = cast(RolloutEngine, None)  # the rule never looks at the engine
-        self._seats = {str(index): Seat(str(index), nobody) for index in range(replicas)}
+        self._seats: dict[str, Seat] = {}
         self._serving: dict[int, ExitStack] = {}
+        self._made = 0
+        for _ in range(replicas):
+            self.add()
 
     def take(self, prompts: Sequence[str]) -> int:
         seat = choose(self._seats.values(), prompts, 1)
@@ -46,6 +56,15 @@ class RouterSeating:
     def leave(self, index: int) -> None:
         self._serving.pop(index).close()
 
+    def add(self) -> int:
+        name = str(self._made)
+        self._seats[name] = Seat(name, cast(RolloutEngine, None))  # the rule never looks at the engine
+        self._made += 1
+        return self._made - 1
+
+    def remove(self, index: int) -> None:
+        del self._seats[str(index)]
+
 
 class IdleSeating:
     """The idle replica that has been idle longest: with one call at a time all idle ones are equally loaded, and who
@@ -53,12 +72,21 @@ class IdleSeating:
 
     def __init__(self, replicas: int) -> None:
         self._idle = deque(range(replicas))
+        self._made = replicas
 
     def take(self, prompts: Sequence[str]) -> int:
         return self._idle.popleft() if self._idle else -1
 
     def leave(self, index: int) -> None:
         self._idle.append(index)
+
+    def add(self) -> int:
+        self._idle.append(self._made)
+        self._made += 1
+        return self._made - 1
+
+    def remove(self, index: int) -> None:
+        self._idle.remove(index)
 
 
 def make_seating(replicas: int) -> Seating:

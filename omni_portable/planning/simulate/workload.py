@@ -23,6 +23,22 @@ EXAMPLE = Profile(
 
 
 @dataclass(frozen=True)
+class Loan:
+    """Rollout engines on the trainer's devices that draw while it waits, as `trainer.hybrid` has them.
+
+    Args:
+        replicas: that are lent together.
+        lend_below / reclaim_at: shares of a step's samples, as the keys of these names.
+        sleep_level: of the engines while the trainer computes; 0 leaves them resident.
+    """
+
+    replicas: int = 1
+    lend_below: float = 1.0
+    reclaim_at: float = 1.0
+    sleep_level: int = 1
+
+
+@dataclass(frozen=True)
 class Workload:
     """One simulated run.
 
@@ -37,6 +53,7 @@ class Workload:
         overlap: whether calls are scored as they come instead of after the whole round.
         times: distribution, see :mod:`times`.
         rollout_ratios / train_ratios: measured ones, for times 'measured'.
+        loan: lending of the trainer's devices; None where they are its own.
     """
 
     placement: Placement
@@ -53,16 +70,18 @@ class Workload:
     times: str = "constant"
     rollout_ratios: tuple[float, ...] = ()
     train_ratios: tuple[float, ...] = ()
+    loan: Loan | None = None
 
-    def calls(self, step: int) -> list[tuple[float, list[str]]]:
-        """Mean seconds of each call of a round, and the prompt ids of its requests; groups lie side by side."""
+    def calls(self, step: int) -> list[tuple[float, int, list[str]]]:
+        """Mean seconds of each call of a round, its samples, and the prompt ids of its requests; groups lie side by
+        side."""
         total, size = self.placement.prompts * self.samples, self.piece
         if self.placement.replicas > EXACT:  # nobody asks for the prompts
             sizes = [size] * (total // size) + [total % size] * (total % size > 0)
-            return [(self.sample_s * count, []) for count in sizes]
+            return [(self.sample_s * count, count, []) for count in sizes]
         names = [f"{step}-{index // self.samples}" for index in range(total)]
         calls = [names[first : first + size] for first in range(0, total, size)]
-        return [(self.sample_s * len(call), call) for call in calls]
+        return [(self.sample_s * len(call), len(call), call) for call in calls]
 
 
 def make_workload(
@@ -76,6 +95,7 @@ def make_workload(
     scorers: int = 1,
     times: str = "constant",
     ratios: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    loan: Loan | None = None,
 ) -> Workload:
     """The seconds that the planner's costs give for a placement, cut into calls.
 
@@ -104,4 +124,5 @@ def make_workload(
         times=times,
         rollout_ratios=tuple(ratios[0]),
         train_ratios=tuple(ratios[1]),
+        loan=loan,
     )

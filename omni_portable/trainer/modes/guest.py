@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from omni_portable.contracts.errors import LifecycleError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RolloutEngine
-from omni_portable.contracts.weights import WeightManifest
-from omni_portable.models.weights import NamedTensorStream
-from omni_portable.rollout.crew import Latest
 from omni_portable.rollout.fanout import check_acks, named
+
+if TYPE_CHECKING:
+    from omni_portable.rollout.crew import Latest  # loads torch, which the simulator does without
 
 
 class Place(str, Enum):
@@ -78,16 +79,12 @@ class Guest:
         Raises:
             LifecycleError, WeightSyncError, WorkerLostError: what kept it from it.
         """
-        version, manifest, tensors = latest
+        version, stream = latest
         if self._asked_state() is EngineState.ASLEEP:
             self._done("wake", self.engine.wake(("weights",)))
         if self.level == 2 or self.engine.health().policy_version != version:
-            self._update(manifest, tensors, version)
+            self._done("update_weights", self.engine.update_weights(stream, version), version)
         self._done("resume", self.engine.resume(), version)
-
-    def _update(self, manifest: WeightManifest, tensors: object, version: int) -> None:
-        ack = self.engine.update_weights(NamedTensorStream(manifest, tensors), version)  # type: ignore[arg-type]
-        self._done("update_weights", ack, version)
 
     def _asked_state(self) -> EngineState:
         return self.engine.health().state

@@ -12,15 +12,18 @@ import logging
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WorkerLostError
 from omni_portable.contracts.training import TrainEngine
-from omni_portable.rollout.router import Router
 from omni_portable.trainer.modes.guest import Guest, Place
 from omni_portable.trainer.modes.slots import Slots
 from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.timing import StageClock
+
+if TYPE_CHECKING:
+    from omni_portable.rollout.router import Router  # loads torch, which the simulator does without
 
 log = logging.getLogger(__name__)
 LEND, LENT, RECLAIM = "lend", "lent", "reclaim"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from omni_portable.contracts.training import Policy
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.modes.base import Result, Server
 from omni_portable.trainer.modes.gate import Gate
 from omni_portable.trainer.modes.lead import Lead
-
-if TYPE_CHECKING:
-    from omni_portable.trainer.modes.lending import Lending  # loads torch, which the simulator does without
+from omni_portable.trainer.modes.lending import Lending
 
 
 class SeparateTurns:

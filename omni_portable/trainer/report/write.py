@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from omni_portable.contracts.disk import disk_errors
+from omni_portable.contracts.disk import Cures, disk_errors
 from omni_portable.trainer.report.consistency import consistency_section
 from omni_portable.trainer.report.curves import curves_section, timing_section
 from omni_portable.trainer.report.environment import environment_section
@@ -17,6 +17,13 @@ from omni_portable.trainer.report.summary import summary_section
 from omni_portable.trainer.rundir import write_text
 
 REPORT = "report.html"
+AGAIN = "`omni-portable report RUN_DIR` again"
+CURES = Cures(
+    full=f"free some space, or name a file on another disk with --out, then run {AGAIN}; the run itself is not touched",
+    refused="name another file with --out, or change the permissions of this one",
+    broken=f"look after the disk, or name a file on another one with --out, then run {AGAIN}",
+)
+"""A report can be written at any time: nothing of the run has to go on for it."""
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
@@ -34,9 +41,9 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     if path.is_dir():
         path = path / REPORT
     text = render(data, path.parent)
-    with disk_errors(path):
+    with disk_errors(path, CURES):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+    write_text(path, text, CURES)
     return path
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+
+import torch
 
 from omni_portable.contracts.errors import RewardError
+from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.reward import ComposedReward
+from omni_portable.contracts.rollout import RolloutResult
 from tests.rollout.router_fakes import Replica
 
 
@@ -17,6 +22,42 @@ def build_replica(config, opened=False):
     if opened:
         replica.open.set()
     return replica
+
+
+class Painter(Replica):
+    """Draws a picture of 75 KiB, as bright as the request's number says, and a text."""
+
+    async def generate(self, requests):
+        result = await super().generate(requests)
+        drawn = [replace(t, artifacts=picture(int(t.request.request_id[1:]))) for t in result.trajectories]
+        return RolloutResult(drawn, result.aborted)
+
+
+def picture(brightness):
+    data = torch.full((3, 160, 160), brightness, dtype=torch.uint8)
+    return {
+        "image": MediaArtifact("image", "image", data, "CHW"),
+        "response": MediaArtifact("response", "text", f"as bright as {brightness}", "str"),
+    }
+
+
+def build_painter(config):
+    painter = Painter("there")
+    painter.open.set()
+    return painter
+
+
+class Looking:
+    """Scores with the brightness of the picture."""
+
+    async def score_async(self, samples):
+        total = [float(sample.artifacts["image"].data.float().mean()) for sample in samples]
+        said = [{"said": sample.artifacts["response"].data} for sample in samples]
+        return ComposedReward(total, {"looking/score": total}, said, [], {"looking": 0.1})
+
+
+def build_looking(config):
+    return Looking()
 
 
 class Counting:

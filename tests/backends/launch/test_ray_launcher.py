@@ -15,6 +15,7 @@ ray = pytest.importorskip("ray")
 from omni_backends.launch.ray import RayOptions  # noqa: E402
 from omni_backends.launch.ray.engine import buckets  # noqa: E402
 from omni_backends.launch.ray.launcher import RayLauncher, check_versions  # noqa: E402
+from omni_backends.launch.ray.wire import value  # noqa: E402
 from omni_portable.contracts.errors import (  # noqa: E402
     ClusterError,
     LifecycleError,
@@ -23,11 +24,14 @@ from omni_portable.contracts.errors import (  # noqa: E402
     WorkerLostError,
 )
 from omni_portable.contracts.launcher import Launcher, Role  # noqa: E402
+from omni_portable.contracts.media import DistantArtifact  # noqa: E402
 from omni_portable.contracts.reward import RewardSample  # noqa: E402
 from omni_portable.contracts.rollout import RolloutEngine, StagedUpdates  # noqa: E402
 from omni_portable.models.weights import NamedTensorStream, make_stream  # noqa: E402
 from omni_portable.reward.revival import RevivedRewards  # noqa: E402
+from omni_portable.rollout.codec import pack  # noqa: E402
 from omni_portable.rollout.router import Router  # noqa: E402
+from omni_portable.trainer.stages import reward_samples  # noqa: E402
 from tests.support.requests import make_request  # noqa: E402
 
 pytestmark = pytest.mark.ray
@@ -95,11 +99,9 @@ def test_an_engine_in_another_process(launcher, tmp_path):
         engine._last = number
         engine.pause()
         engine.resume()
-        from omni_backends.launch.ray.wire import value
-        from omni_portable.rollout.codec import pack
-
-        late = value(await worker.asked("generate", number, pack([make_request(7)])), "rollout-0")
-        assert late.aborted == ("r7",)
+        answer, apart = await worker.asked_apart("generate", number, pack([make_request(7)]), ["r7"], extra=1)
+        late, names = value(answer, "rollout-0")
+        assert (late.aborted, names, worker.bring(apart)) == (("r7",), {}, b"")
         assert engine.health().in_flight == 0
 
     asyncio.run(aborts_and_pauses_reach_it_while_it_draws())
@@ -176,6 +178,38 @@ def test_rewards_in_another_process(launcher, tmp_path):
         os.unlink(tmp_path / "mark")
         with pytest.raises(WorkerLostError, match="'reward-0' was lost once more than launcher.restarts allows"):
             await rewards.score_async(samples("die"))
+
+    asyncio.run(run())
+
+
+def test_media_go_from_rollout_to_rewards_without_the_trainer(launcher, monkeypatch):
+    """Labels and texts are here; pixels come only where somebody looks, also once the process that drew is gone."""
+    roles = [Role("rollout", f"{HERE}:build_painter", CPU), Role("reward", f"{HERE}:build_looking", CPU)]
+    launcher.reserve(roles)
+    engine, rewards = (launcher.start(role) for role in roles)
+    passed = []
+    monkeypatch.setattr(
+        "omni_backends.launch.ray.engine.value", lambda blob, label: passed.append(blob) or value(blob, label)
+    )
+    monkeypatch.setattr("omni_backends.launch.ray.rewards.pack", lambda sent: passed.append(pack(sent)) or passed[-1])
+    fetched = []
+    monkeypatch.setattr(engine._worker, "bring", lambda reference: fetched.append(reference) or ray.get(reference))
+
+    async def run() -> None:
+        drawn = (await engine.generate([make_request(i) for i in (3, 5)])).trajectories
+        (first, second) = (trajectory.artifacts for trajectory in drawn)
+        assert isinstance(first["image"], DistantArtifact)
+        assert (first["image"].modality, first["image"].layout) == ("image", "CHW")
+        assert first["response"].data == "as bright as 3"
+        scored = await rewards.score_async(reward_samples(drawn))
+        assert scored.total == [3.0, 5.0]
+        assert scored.details == [{"said": "as bright as 3"}, {"said": "as bright as 5"}]
+        assert fetched == []
+        assert sum(len(blob) for blob in passed) < 2 * 3 * 160 * 160 / 5, "what passed through this process"
+        os.kill(ready_in(launcher, "rollout-0"), signal.SIGKILL)
+        assert torch.equal(second["image"].data, torch.full((3, 160, 160), 5, dtype=torch.uint8))
+        assert len(fetched) == 1
+        assert (await rewards.score_async(reward_samples(drawn))).total == [3.0, 5.0], "they outlive the process"
 
     asyncio.run(run())
 

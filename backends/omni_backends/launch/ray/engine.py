@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omni_backends.launch.ray.media import rejoined
 from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.lifecycle import Ack
@@ -34,7 +35,8 @@ def buckets(stream: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[
 
 
 class RemoteRolloutEngine:
-    """`RolloutEngine` and `StagedUpdates` over a worker; arguments and answers travel as packed bytes.
+    """`RolloutEngine` and `StagedUpdates` over a worker; arguments and answers travel as packed bytes, large media stay
+    in the object store (see :mod:`media`).
 
     Every call but `generate` waits for its acknowledgement. All raise `WorkerLostError` once the process is gone.
     """
@@ -51,14 +53,14 @@ class RemoteRolloutEngine:
         ids = self._out[number] = tuple(request.request_id for request in requests)
         try:
             blob = await asyncio.to_thread(pack, list(requests))
-            answer = await self._worker.asked("generate", number, blob)
-            result: RolloutResult = await asyncio.to_thread(value, answer, self._worker.label)
+            answer, *parcels = await self._worker.asked_apart("generate", number, blob, list(ids), extra=len(ids))
+            result, names = await asyncio.to_thread(value, answer, self._worker.label)
         except asyncio.CancelledError:  # nobody waits any more: the worker need not go on, nor be waited for
             self._worker.actor.abort.remote(number, pack([[number, name] for name in ids]))
             raise
         finally:
             del self._out[number]
-        return result
+        return rejoined(result, names, dict(zip(ids, parcels, strict=True)), self._worker)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         pairs = None

@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from omni_backends.launch.local import builder
+from omni_backends.launch.ray.media import Names, completed, separated
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.launcher import Role
 from omni_portable.contracts.lifecycle import Ack
+from omni_portable.contracts.reward import ComposedReward
 from omni_portable.contracts.rollout import RolloutResult
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
@@ -99,9 +101,16 @@ class Host:
 class RewardHost(Host):
     """A composed reward."""
 
-    def score(self, blob: bytes) -> bytes:
-        """Packed samples -> packed `ComposedReward`."""
-        return answered(lambda: self._run(self._role.score_async(unpack(blob))))
+    def score(self, blob: bytes, *parcels: bytes) -> bytes:
+        """Packed [samples, positions] and the parcels of media that they mean -> packed `ComposedReward`; see
+        :func:`media.addressed`."""
+
+        async def score() -> ComposedReward:
+            samples, positions = unpack(blob)
+            reward: ComposedReward = await self._role.score_async(completed(samples, positions, parcels))
+            return reward
+
+        return answered(lambda: self._run(score()))
 
 
 class TeacherHost(Host):
@@ -125,12 +134,13 @@ class RolloutHost(Host):
         self._revoked: set[tuple[int, str]] = set()
         self._staged: tuple[WeightManifest, int, dict[str, torch.Tensor]] | None = None
 
-    def generate(self, number: int, blob: bytes) -> bytes:
-        """Packed requests -> packed `RolloutResult`."""
+    def generate(self, number: int, blob: bytes, ids: Sequence[str]) -> tuple[bytes, ...]:
+        """Packed requests -> packed [`RolloutResult`, names], and a parcel of media for every request id (empty where
+        none travel apart); see :func:`media.separated`."""
+        parcels: dict[str, bytes] = {}
 
         async def draw() -> RolloutResult:
             requests = unpack(blob)
-            ids = [r.request_id for r in requests]
             late = [i for i in ids if number <= self._floor or (number, i) in self._revoked]
             self._revoked.difference_update((number, i) for i in ids)
             if len(late) == len(ids):
@@ -138,7 +148,12 @@ class RolloutHost(Host):
             result = await self._role.generate([r for r in requests if r.request_id not in late])
             return RolloutResult(list(result.trajectories), (*result.aborted, *late), result.partials)
 
-        return answered(lambda: self._run(draw()))
+        def drawn() -> tuple[RolloutResult, Names]:
+            result, names, apart = separated(self._run(draw()))
+            parcels.update(apart)
+            return result, names
+
+        return answered(drawn), *(parcels.get(request, b"") for request in ids)
 
     def pause(self, number: int) -> bytes:
         """Revoke all calls up to `number` and pause."""

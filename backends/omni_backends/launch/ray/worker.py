@@ -59,6 +59,34 @@ class Worker:
             raise self.explained(error) from error
         return blob
 
+    async def asked_apart(self, method: str, *arguments: Any, extra: int) -> tuple[Any, ...]:
+        """As :meth:`asked`, for a method that answers with so many further objects: the packed answer, and references
+        to the others, which stay where they are."""
+        call = getattr(self.actor, method)
+        try:
+            if not extra:
+                return tuple(await call.remote(*arguments))
+            answer, *others = call.options(num_returns=1 + extra).remote(*arguments)
+            return await answer, *others
+        except RayError as error:
+            raise self.explained(error) from error
+
+    def bring(self, reference: Any) -> Any:
+        """What a reference of :meth:`asked_apart` stands for.
+
+        Raises:
+            WorkerLostError: it is gone with its machine.
+        """
+        try:
+            return ray.get(reference, timeout=self._timeout_s)
+        except GetTimeoutError as error:
+            raise ClusterError(
+                f"media that '{self.label}' drew did not come within {self._timeout_s:g} seconds",
+                remedy="launcher.options.answer_timeout_s allows more time",
+            ) from error
+        except RayError as error:
+            raise self.explained(error) from error
+
     def explained(self, error: RayError) -> OmniPortableError:
         """An error of Ray in our words."""
         if isinstance(error, (RayActorError, ObjectLostError, NodeDiedError)):
