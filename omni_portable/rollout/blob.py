@@ -102,4 +102,5 @@ def _place(name: str, said: Mapping[str, Any], limit: int) -> tuple[str, torch.d
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
