@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from omni_portable.contracts.errors import OmniPortableError
+
 
 @dataclass(frozen=True)
 class Role:
@@ -63,6 +65,11 @@ class Launcher(Protocol):
 
     def stop(self, role: Role) -> None:
         """End one role, whether or not its process still lives; afterwards it may be started again."""
+        ...
+
+    async def lost(self) -> OmniPortableError:
+        """Return once what all roles live on is gone, with what that is; until then, wait. A single role that dies is
+        not meant: its own calls say so."""
         ...
 
     def shutdown(self) -> None:

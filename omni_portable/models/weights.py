@@ -152,7 +152,8 @@ def apply_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) 
         Bytes written.
 
     Raises:
-        WeightSyncError: a name the module lacks, or another shape or dtype; the module is then unchanged.
+        WeightSyncError: a name the module lacks, or another shape or dtype (the module is then unchanged); or a tensor
+            that could not be written, for lack of memory say.
     """
     own = named_tensors(module)
     for name, tensor in tensors.items():
@@ -166,5 +167,8 @@ def apply_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) 
             )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            try:
+                own[name].copy_(tensor)
+            except RuntimeError as error:
+                raise WeightSyncError(f"the tensor '{name}' could not be written: {error}") from error
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

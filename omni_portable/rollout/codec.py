@@ -14,8 +14,6 @@ from enum import Enum
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from omni_portable.contracts.dataplane import GroupTag, ScoredGroup
 from omni_portable.contracts.errors import DataError
@@ -34,6 +32,7 @@ from omni_portable.contracts.rollout import (
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
+from omni_portable.rollout.blob import Buffer, join_tensors, split_tensors
 
 TYPES: Mapping[str, type] = {
     kind.__name__: kind
@@ -65,7 +64,6 @@ TYPES: Mapping[str, type] = {
 ENUMS: Mapping[str, type[Enum]] = {EngineState.__name__: EngineState}
 """Name -> enumeration that may be packed."""
 
-_TREE = "tree"
 _KIND = "__kind__"
 
 
@@ -81,21 +79,19 @@ def pack(value: Any) -> bytes:
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = _Packer(tensors).plain(value, "value")
-    return save(tensors, metadata={_TREE: json.dumps(tree)})
+    return join_tensors(tensors, json.dumps(tree))
 
 
-def unpack(blob: bytes) -> Any:
+def unpack(blob: Buffer) -> Any:
     """What :func:`pack` was given, bit for bit (tuples as tuples, mappings as dicts).
 
     Raises:
         DataError: the blob is truncated or was not made by :func:`pack`.
     """
     try:
-        tensors = load(blob)
-        size = int.from_bytes(blob[:8], "little")
-        tree = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"][_TREE])
-        return _build(tree, tensors)
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+        tensors, tree = split_tensors(blob)
+        return _build(json.loads(tree), tensors)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(f"a packed value of {len(blob)} bytes cannot be read: {error!r}") from error
 
 
@@ -141,7 +137,7 @@ class _Packer:
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() == 0 or identity not in self._known:
             name = str(len(self._tensors))
-            self._tensors[name] = tensor.detach().to("cpu").contiguous().clone()
+            self._tensors[name] = tensor
             self._known[identity] = name
         return self._known[identity]
 

@@ -25,6 +25,7 @@ from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.replay_buffer import ReplayBuffer
+from omni_portable.trainer.attended import attended
 from omni_portable.trainer.checkpoint import TrainerState, list_checkpoints, resolve_resume, rewind, step_of
 from omni_portable.trainer.consistency import SyncProof, probe_limit
 from omni_portable.trainer.drawing import drawing, schedules
@@ -90,7 +91,7 @@ def run(config: RunConfig) -> RunOutcome:
         with ExitStack() as stack:
             loop = _build(config, launcher, prepared, directory, Start(checkpoint, state, inputs), stack)
             with _stopping():
-                asyncio.run(loop.run())
+                asyncio.run(attended(loop.run(), launcher))
                 with disk_errors(directory.path / "export"):
                     loop.actor.export(directory.path / "export", "ema" if config.actor.ema_decay else "current")
         with _stopping():

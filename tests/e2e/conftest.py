@@ -14,6 +14,9 @@ from omni_portable.cli import main
 from omni_portable.models.sd3.tiny import build_tiny_sd3
 from tests.e2e.doubles import register
 
+STEPS = 4
+COMMON = (f"trainer.total_steps={STEPS}", "trainer.save_interval=2")
+"""Of the run `whole`, and of those that are compared with it."""
 WORDS = ("sun", "map", "tea", "ink", "oak", "fog", "jam", "owl")
 
 RECIPE = """# A run of seconds on a tiny random SD3.
@@ -90,6 +93,16 @@ def train(cli: Cli, workshop: Path) -> Cli:
         return cli("train", workshop / "recipe.yaml", f"trainer.run_dir={run_dir}", *overrides)
 
     return run
+
+
+@pytest.fixture
+def whole(workshop: Path, train: Cli) -> Path:
+    """The run in one process that others must equal; made once."""
+    run_dir = workshop / "whole"
+    if not run_dir.exists():
+        outcome = train(run_dir, *COMMON)
+        assert outcome.code == 0, outcome.err
+    return run_dir
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ CLOCKS = ("timing_s/", "perf/", "role_s/", "critical_path_s/")
 """Prefixes of metrics that no two runs share."""
 OWN = ("run.lock", "log.txt")
 """Files that every attempt to run may write."""
+
+
+def logged(run_dir: Path) -> int:
+    """Rows of metrics.jsonl so far, a torn one included."""
+    path = run_dir / "metrics.jsonl"
+    return path.read_text(errors="replace").count('"step"') if path.is_file() else 0
+
+
+def worker(run_dir: Path, label: str) -> int:
+    """Process of a role, the last that was started, as the log has it."""
+    return int(re.findall(rf"'{label}' runs in process (\d+)", (run_dir / "log.txt").read_text())[-1])
 
 
 def metrics(run_dir: Path) -> dict[int, dict[str, float]]:

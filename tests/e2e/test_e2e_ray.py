@@ -9,45 +9,22 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.rundirs import differences, equal_tensors, metrics, validation_scores
+from tests.e2e.conftest import COMMON, STEPS
+from tests.e2e.letters import train_letters
+from tests.e2e.rundirs import differences, equal_tensors, logged, metrics, validation_scores, worker
 from tests.e2e.teachers import assert_alike, distilling
+from tests.e2e.watching import PATIENCE_S, wait_for
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
-STEPS = 4
-COMMON = (f"trainer.total_steps={STEPS}", "trainer.save_interval=2")
 RAY = (*COMMON, "launcher.name=ray")
-PATIENCE_S = 1200.0
-
-
-@pytest.fixture
-def whole(workshop: Path, tmp_path_factory: pytest.TempPathFactory, train) -> Path:
-    """The run in one process that the others must equal; made once."""
-    run_dir = workshop / "whole"
-    if not run_dir.exists():
-        outcome = train(run_dir, *COMMON)
-        assert outcome.code == 0, outcome.err
-    return run_dir
-
-
-def logged(run_dir: Path) -> int:
-    path = run_dir / "metrics.jsonl"
-    return path.read_text(errors="replace").count('"step"') if path.is_file() else 0
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_S:g} seconds for {what}"
-        time.sleep(0.002)
 
 
 @contextmanager
@@ -58,8 +35,7 @@ def killing(run_dir: Path, *victims: tuple[str, int]) -> Iterator[list[str]]:
     def kill() -> None:
         for label, rows in victims:
             wait_for(lambda rows=rows: logged(run_dir) >= rows, f"row {rows}")
-            pids = re.findall(rf"'{label}' runs in process (\d+)", (run_dir / "log.txt").read_text())
-            os.kill(int(pids[-1]), signal.SIGKILL)
+            os.kill(worker(run_dir, label), signal.SIGKILL)
             killed.append(label)
 
     thread = threading.Thread(target=kill, daemon=True)
@@ -134,6 +110,23 @@ def test_groups_wait_in_a_transfer_queue_while_the_actor_trains(cluster, train, 
     assert all(row["replay/staleness/max"] <= 1 for row in rows)
     assert all(row["actor/optimizer_steps"] == 1 for row in rows)
     assert (run_dir / "export").is_dir()
+
+
+def test_devices_of_the_trainer_are_lent_to_rollout_in_another_process(cluster, cli, tmp_path: Path) -> None:
+    hybrid = ("trainer.hybrid.enabled=true", "trainer.hybrid.actor_sleeps=[optimizer]", "trainer.hybrid.sleep_level=2")
+    mode = ("trainer.mode=fully_async", "dataplane.max_staleness=2", "launcher.name=ray")
+    rows = train_letters(cli, tmp_path / "run", *mode, *hybrid)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert sum(row["hybrid/lends"] for row in rows) > 0
+    assert sum(row["hybrid/requests"] for row in rows) > 0, "the lent engine drew"
+    assert all(row["hybrid/out"] == row["hybrid/lost"] == row["hybrid/failed_updates"] == 0 for row in rows)
+    assert all((row["reward/groups"], row["reward/samples"]) == (4, 16) for row in rows), "nothing is lost"
+    assert rows[-1]["replay/evicted_groups"] == sum(row["reward/dropped_groups"] for row in rows) == 0
+    assert all(row["replay/staleness/max"] <= 2 for row in rows)
+    assert [row["policy/version"] for row in rows] == [1, 2, 3, 4]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "'rollout-0' runs in process" in log
+    assert "1 replicas are lent to rollout" in log
 
 
 def test_a_killed_trainer_is_resumed(cluster, whole: Path, workshop: Path, tmp_path: Path) -> None:

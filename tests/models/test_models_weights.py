@@ -166,5 +166,13 @@ def test_apply_changes_nothing_when_one_tensor_does_not_fit(bad):
     assert torch.equal(module.weight, before)
 
 
+def test_a_tensor_that_cannot_be_written_is_named():
+    module = torch.nn.Linear(3, 2)
+    with torch.inference_mode():
+        module.bias = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    with pytest.raises(WeightSyncError, match="the tensor 'bias' could not be written: .*inference tensor"):
+        apply_tensors(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)})
+
+
 def test_persistent_buffers_are_named_too():
     assert "running_mean" in named_tensors(torch.nn.BatchNorm1d(2))

@@ -1,9 +1,11 @@
+import json
 import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.errors import DataError
@@ -96,3 +98,52 @@ def test_a_truncated_blob_is_refused():
     for length in (4, len(blob) // 2, len(blob) - 1):
         with pytest.raises(DataError, match="cannot be read"):
             unpack(blob[:length])
+
+
+def test_a_blob_is_a_safetensors_file_that_others_can_read(tmp_path):
+    tensors = [torch.arange(3, dtype=torch.int8), torch.randn(2, 5), torch.zeros(0, 4), torch.tensor(1.5)]
+    tensors += [torch.randn(4, 6, dtype=torch.bfloat16).t(), torch.randn(4).to(torch.float8_e4m3fn)]
+    path = tmp_path / "blob.safetensors"
+    path.write_bytes(pack(tensors))
+    with safe_open(path, "pt") as file:
+        for at, tensor in enumerate(tensors):
+            read = file.get_tensor(str(at))
+            assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+            assert read.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+
+
+def test_what_comes_back_is_in_memory_of_its_own():
+    """It may be written, and one tensor of many keeps none of the others alive."""
+    blob = pack([torch.ones(4), torch.ones(1000)])
+    small, _ = unpack(memoryview(blob))
+    small += 1
+    assert small.untyped_storage().nbytes() == 16
+    assert unpack(blob)[0].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [0, 17]},
+        {"data_offsets": [8, 24]},
+        {"data_offsets": [16, 0]},
+        {"data_offsets": [0]},
+        {"shape": [-4]},
+        {"shape": [3], "data_offsets": [0, 12]},
+        {"dtype": "F99"},
+        {"shape": ["many"]},
+    ],
+)
+def test_tensors_in_impossible_places_are_refused(change):
+    blob = pack(torch.ones(4))
+    size = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + size])
+    header["0"] |= change
+    said = json.dumps(header).encode()
+    with pytest.raises(DataError, match="cannot be read"):
+        unpack(len(said).to_bytes(8, "little") + said + blob[8 + size :])
+
+
+def test_a_dtype_that_cannot_travel_is_named():
+    with pytest.raises(DataError, match=r"torch\.complex128 cannot travel"):
+        pack(torch.zeros(1, dtype=torch.complex128))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omni_portable.contracts.errors import LifecycleError
+from omni_portable.contracts.errors import LifecycleError, OmniPortableError
 from omni_portable.contracts.launcher import Role
 from omni_portable.contracts.registry import NoOptions, PluginSpec
 
@@ -53,6 +54,11 @@ class LocalLauncher:
     def stop(self, role: Role) -> None:
         """Close a role where it has a `close`, and let it go."""
         _close(self._roles.pop(role.label, None))
+
+    async def lost(self) -> OmniPortableError:
+        """Never: what the roles live on is this process."""
+        never: asyncio.Future[OmniPortableError] = asyncio.get_running_loop().create_future()
+        return await never
 
     def shutdown(self) -> None:
         """Close the roles in reverse order of their start: those with a `close` method are asked to, all are let go."""

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
+from transfer_queue.metadata import BatchMeta
 
 from omni_backends.dataplane.transferqueue.service import BACKEND, Service
 from omni_portable.contracts.errors import ClusterError
@@ -50,9 +52,21 @@ class Rows:
         """
         return self._wait(self._put(key, columns, tag))
 
-    def get(self, keys: Sequence[str], columns: Sequence[str]) -> list[list[bytes]] | None:
-        """For each key the bytes of each column; None where a row or a column of it is not there."""
-        return self._wait(self._get(keys, columns), len(keys))
+    def get(self, keys: Sequence[str], columns: Sequence[str]) -> Iterator[list[memoryview]] | None:
+        """For each key the bytes of each column; None where a row or a column of it is not there. While the caller
+        looks at one row, the next is on its way."""
+        meta = self._wait(self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False))
+        if meta.size != len(keys) or not set(columns) <= set(meta.field_names):
+            return None
+        return self._read(meta.select_fields(list(columns)), columns)
+
+    def _read(self, meta: BatchMeta, columns: Sequence[str]) -> Iterator[list[memoryview]]:
+        coming = self._begin(self._row(meta.select_samples([0]), columns))
+        for index in range(1, meta.size + 1):
+            row = self._answer(coming)
+            if index < meta.size:
+                coming = self._begin(self._row(meta.select_samples([index]), columns))
+            yield row
 
     def clear(self, keys: Sequence[str]) -> None:
         """Remove rows; keys that are not there are passed over."""
@@ -94,31 +108,29 @@ class Rows:
         await self._client.async_set_custom_meta(stored)
         return True
 
-    async def _get(self, keys: Sequence[str], columns: Sequence[str]) -> list[list[bytes]] | None:
-        meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
-        if meta.size != len(keys) or not set(columns) <= set(meta.field_names):
-            return None
-        meta = meta.select_fields(list(columns))
-        rows = []
-        for index in range(len(keys)):  # one at a time: a batch would be copied into one tensor first
-            data = await self._client.storage_manager.get_data(meta.select_samples([index]))
-            rows.append([data[name][0].numpy().tobytes() for name in columns])
-        return rows
+    async def _row(self, meta: BatchMeta, columns: Sequence[str]) -> list[memoryview]:
+        """One row; a batch of several would be copied into one tensor first."""
+        data = await self._client.storage_manager.get_data(meta)
+        return [memoryview(data[name][0].numpy()) for name in columns]
 
     async def _clear(self, keys: Sequence[str]) -> None:
         meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
         if meta.size:
             await self._client.async_clear_samples(meta)
 
-    def _wait(self, call: Coroutine[Any, Any, Result], groups: int = 1) -> Result:
-        limit = self._timeout_s * max(1, groups)
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, limit), self._loop)
+    def _wait(self, call: Coroutine[Any, Any, Result]) -> Result:
+        return self._answer(self._begin(call))
+
+    def _begin(self, call: Coroutine[Any, Any, Result]) -> Future[Result]:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, self._timeout_s), self._loop)
+
+    def _answer(self, future: Future[Result]) -> Result:
         try:
             return future.result()
         except TimeoutError as error:
             raise ClusterError(
-                f"the queue '{self._name}' did not answer within {limit:g} seconds: its controller or a storage "
-                "process is gone, or its machine is overloaded",
+                f"the queue '{self._name}' did not answer within {self._timeout_s:g} seconds: its controller or a "
+                "storage process is gone, or its machine is overloaded",
                 remedy="see `ray status`; dataplane.options.answer_timeout_s allows more time",
             ) from error
         except RuntimeError as error:

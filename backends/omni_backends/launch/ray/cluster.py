@@ -43,15 +43,23 @@ class Connection:
         started: the cluster was started here and ends with this connection.
         joined: this process was not connected before.
         listeners: of a cluster that was started here: 'process address:port' of every server.
+        before: processes below this one that were there before the cluster that was started here.
     """
 
     address: str
     started: bool
     joined: bool
     listeners: tuple[str, ...] = ()
+    before: frozenset[int] = frozenset()
 
-    def close(self) -> None:
-        """End what was begun by :func:`connect`, and nothing else."""
+    def close(self, lost: bool = False) -> None:
+        """End what was begun by :func:`connect`, and nothing else.
+
+        Args:
+            lost: the cluster is gone; what is left of one that was started here is ended without asking it.
+        """
+        if lost and self.started:
+            _end_ray_processes(self.before)
         if self.joined and ray.is_initialized():
             ray.shutdown()
 
@@ -96,7 +104,8 @@ def _join(address: str) -> Connection:
             remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this run",
         ) from error
     log.info("joined the Ray cluster at %s", address)
-    return Connection(address, started=False, joined=True)
+    here = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    return Connection(here, started=False, joined=True)
 
 
 def _init(**arguments: Any) -> None:
@@ -174,7 +183,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
     log.info("started a Ray cluster at %s, which %s; its servers listen on loopback only", address, token)
     for listener in listeners:
         log.info("listening: %s", listener)
-    return Connection(address, started=True, joined=True, listeners=listeners)
+    return Connection(address, True, True, listeners, frozenset(before))
 
 
 @contextmanager
@@ -219,7 +228,8 @@ def _end_ray_processes(before: Collection[int]) -> None:
     """What a start that failed left behind: Ray's processes among the descendants that were not there before."""
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.pid not in before and any("ray" in Path(word).parts for word in process.cmdline()):
+            words = [] if process.pid in before else process.cmdline()
+            if any("ray" in Path(word).parts or word.startswith("ray::") for word in words):
                 process.kill()
         except psutil.NoSuchProcess:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -18,6 +19,7 @@ from omni_backends.launch.local import LocalLauncher
 from omni_backends.launch.ray import REMOTE, RayOptions
 from omni_backends.launch.ray.cluster import Connection, connect
 from omni_backends.launch.ray.engine import RemoteRolloutEngine
+from omni_backends.launch.ray.head import LOOK_S, Head
 from omni_backends.launch.ray.host import RewardHost, RolloutHost, TeacherHost, versions
 from omni_backends.launch.ray.logs import LogCollector
 from omni_backends.launch.ray.own_device import check_first_device, on_this_machine
@@ -25,7 +27,7 @@ from omni_backends.launch.ray.pools import Pool, check_room, demand, device_reso
 from omni_backends.launch.ray.rewards import RemoteRewards
 from omni_backends.launch.ray.teachers import RemoteTeacher
 from omni_backends.launch.ray.worker import Worker
-from omni_portable.contracts.errors import ClusterError, LifecycleError
+from omni_portable.contracts.errors import ClusterError, LifecycleError, OmniPortableError
 from omni_portable.contracts.launcher import Role
 from omni_portable.rollout.codec import pack
 
@@ -52,6 +54,7 @@ class RayLauncher:
         self._connection: Connection | None = None
         self._groups: dict[str, PlacementGroup] = {}
         self._workers: dict[str, Worker] = {}
+        self._head: Head | None = None
         self._logs = LogCollector()
         self._lock = threading.Lock()
         self._closed = False
@@ -71,6 +74,7 @@ class RayLauncher:
         """
         wanted = pools(roles, self._options)
         self._connection = connect(self._options, local_cpus(wanted, self._options))
+        self._head = Head(self._connection.address, self._connection.started)
         self._find_room(wanted)
         for pool in wanted:
             if pool.each:
@@ -113,6 +117,12 @@ class RayLauncher:
             self._logs.release(role.label)
             worker.end()
 
+    async def lost(self) -> OmniPortableError:
+        """Once the head of the cluster is gone, or Ray's process on this machine."""
+        while (gone := self._head.gone if self._head else None) is None:
+            await asyncio.sleep(LOOK_S)
+        return gone
+
     def shutdown(self) -> None:
         """End the workers, give back what was set aside, and leave the cluster (or end it, if it was started here)."""
         with self._lock:
@@ -122,12 +132,15 @@ class RayLauncher:
             self._here.shutdown()
             return
         self._logs.close()
+        gone = self._head.look() if self._head else None
         for worker in workers:
             worker.end()
         self._here.shutdown()
-        while self._groups:
+        while self._groups and gone is None:
             remove_placement_group(self._groups.popitem()[1])
-        self._connection.close()
+        if self._head is not None:
+            self._head.close()
+        self._connection.close(lost=gone is not None)
         self._connection = None
 
     def _find_room(self, wanted: Sequence[Pool]) -> None:
@@ -173,7 +186,7 @@ class RayLauncher:
             )
         actor = ray.remote(HOSTS[role.name]).options(**settings).remote()
         where = str(role.log) if role.log else "Ray's session directory"
-        return Worker(role.label, actor, self._options.answer_timeout_s, where)
+        return Worker(role.label, actor, self._options.answer_timeout_s, where, self._head)
 
     def _handle(self, role: Role, worker: Worker) -> Any:
         if role.log is not None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, RayError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError
 
+from omni_backends.launch.ray.head import Head
 from omni_backends.launch.ray.wire import value
 from omni_portable.contracts.errors import ClusterError, OmniPortableError, WorkerLostError
 
 log = logging.getLogger(__name__)
+
+SLICE_S = 1.0
+"""Between two looks at the cluster while an answer is waited for."""
 
 
 class Worker:
@@ -22,11 +27,19 @@ class Worker:
         actor: handle of the actor.
         timeout_s: for calls that are waited for here.
         log_file: where its output is, for error messages.
+        head: of the cluster; None where nobody looks after it.
     """
 
-    def __init__(self, label: str, actor: Any, timeout_s: float, log_file: str) -> None:
+    def __init__(
+        self,
+        label: str,
+        actor: Any,
+        timeout_s: float,
+        log_file: str,
+        head: Head | None = None,
+    ) -> None:
         self.label, self.actor, self.pid = label, actor, 0
-        self._timeout_s, self._log_file = timeout_s, log_file
+        self._timeout_s, self._log_file, self._head = timeout_s, log_file, head
 
     def ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the host and wait for its answer.
@@ -41,18 +54,24 @@ class Worker:
     def fetch(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`ask`, for methods that answer with something plain."""
         limit = timeout_s or self._timeout_s
+        deadline = time.monotonic() + limit
+        self.require_cluster()
         try:
-            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=limit)
-        except GetTimeoutError as error:
-            raise ClusterError(
-                f"'{self.label}' did not answer '{method}' within {limit:g} seconds",
-                remedy=f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time",
-            ) from error
+            answer = getattr(self.actor, method).remote(*arguments)
+            while not ray.wait([answer], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
+                self.require_cluster()
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        f"'{self.label}' did not answer '{method}' within {limit:g} seconds",
+                        remedy=f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time",
+                    )
+            return ray.get(answer)
         except RayError as error:
             raise self.explained(error) from error
 
     async def asked(self, method: str, *arguments: Any) -> bytes:
         """As :meth:`ask`, without blocking the event loop and without a limit of time; the packed answer."""
+        self.require_cluster()
         try:
             blob: bytes = await getattr(self.actor, method).remote(*arguments)
         except RayError as error:
@@ -62,6 +81,7 @@ class Worker:
     async def asked_apart(self, method: str, *arguments: Any, extra: int) -> tuple[Any, ...]:
         """As :meth:`asked`, for a method that answers with so many further objects: the packed answer, and references
         to the others, which stay where they are."""
+        self.require_cluster()
         call = getattr(self.actor, method)
         try:
             if not extra:
@@ -77,6 +97,7 @@ class Worker:
         Raises:
             WorkerLostError: it is gone with its machine.
         """
+        self.require_cluster()
         try:
             return ray.get(reference, timeout=self._timeout_s)
         except GetTimeoutError as error:
@@ -87,8 +108,18 @@ class Worker:
         except RayError as error:
             raise self.explained(error) from error
 
+    def require_cluster(self) -> None:
+        """
+        Raises:
+            ClusterError: it is gone; no call may be made any more.
+        """
+        if self._head is not None and self._head.gone is not None:
+            raise self._head.gone
+
     def explained(self, error: RayError) -> OmniPortableError:
         """An error of Ray in our words."""
+        if self._head is not None and (gone := self._head.look()) is not None:
+            return gone
         if isinstance(error, (RayActorError, ObjectLostError, NodeDiedError)):
             return WorkerLostError(
                 f"the process of '{self.label}' is gone: {_first_line(error)}",
