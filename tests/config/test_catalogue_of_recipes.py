@@ -60,6 +60,7 @@ def test_a_full_size_recipe_is_not_called_tested():
         assert (entry.status == TESTED) == (entry.size == "tiny")
         assert (entry.status == TWIN) == bool(entry.twin)
 
+
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("_tiny")])
 def test_reports_of_tiny_video_recipes_have_something_to_show(name):
     """Two held-out prompts, before and after, so that there is a video to play and what it was given to see."""
