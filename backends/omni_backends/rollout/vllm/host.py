@@ -43,7 +43,7 @@ class VllmHost:
         self._version = 0
         self._updates = WeightUpdates(options.bucket_mib * MIB)
         try:
-            self._process = self._start(self._folder.path)
+            self._process = self._start(self._folder, self._exported)
         except BaseException:
             self._folder.close()
             raise
@@ -182,7 +182,7 @@ class VllmHost:
         if self._version and self._updates.held is None and self._exported is None:
             raise self._process.ended("a restart that needs the last weights (rollout.options.keep_weights is off)")
         self._process.close()
-        self._process = self._start(self._folder.path)
+        self._process = self._start(self._folder, self._exported)
         self._send_held()
         if self._paused:
             self.pause()
@@ -195,12 +195,13 @@ class VllmHost:
         if self._exported is not None:
             shutil.rmtree(self._exported, ignore_errors=True)
 
-    def _start(self, folder: Path) -> VllmProcess:
+    def _start(self, folder: ServingFolder, exported: Path | None) -> VllmProcess:
         process = VllmProcess(
-            engine_arguments(self._setup, self._options, folder, self._policy),
+            engine_arguments(self._setup, self._options, folder.path, self._policy),
             process_environment(self._setup, self._options),
             self._options.start_timeout_s,
             self._options.call_timeout_s,
+            (*folder.made, *(() if exported is None else (exported,))),
         )
         lora = self._policy.lora
         described = None
@@ -212,7 +213,7 @@ class VllmHost:
                 "modules": lora.expected_modules,
             }
         try:
-            process.rpc(
+            answers = process.rpc(
                 "omni_configure",
                 {
                     "inventory": self._policy.inventory.encode(),
@@ -222,6 +223,7 @@ class VllmHost:
                     "owner": os.getpid(),
                 },
             )
+            process.know_workers([int(answer["process"]) for answer in answers])
         except BaseException:
             process.close()
             raise
@@ -248,7 +250,7 @@ class VllmHost:
         self._version = version
         folder = ServingFolder(exported)
         try:
-            process = self._start(folder.path)
+            process = self._start(folder, exported)
         except (LifecycleError, EngineEndedError) as error:
             self._version = former
             folder.close()
