@@ -66,6 +66,17 @@ def test_closing_ends_what_is_left_also_where_the_guard_was_ended(killed: bool) 
     assert os.getpid() not in marked(guard._mark)
 
 
+def test_shared_memory_of_workers_that_met_in_the_folder_goes_with_it() -> None:
+    guard = Guard()
+    name = f"vllm_dist_{guard._mark}"
+    (guard.folder / name).touch()
+    shared = [Path(f"/dev/shm/{name}-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+    for path in shared:
+        path.write_bytes(b"x")
+    guard.close()
+    assert not any(path.exists() for path in shared)
+
+
 def test_a_long_temporary_folder_leaves_room_for_the_paths_of_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

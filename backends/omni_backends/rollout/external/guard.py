@@ -25,6 +25,8 @@ VARIABLE = "OMNI_PORTABLE_ENGINE"
 """Environment variable that marks an engine's processes."""
 SPARED = b"resource_tracker"
 """Python's own process that removes shared memory when those who made it are gone."""
+GROUP, SHARED_MEMORY = "vllm_dist_", Path("/dev/shm")  # noqa: S108 - nothing is made there
+"""vLLM's tensor-parallel workers on a CPU meet at a file of that name, and name the memory that they share after it."""
 LONG = 55
 """Characters of a folder: one for sockets, whose paths have at most 107, is made elsewhere then."""
 ROUNDS, ROUND_S = 20, 0.1
@@ -41,7 +43,9 @@ class Guard:
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
         parent = tempfile.gettempdir()
-        self.folder = Path(tempfile.mkdtemp(prefix="omni-portable-", dir=parent if len(parent) < LONG else "/tmp"))  # noqa: S108
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="omni-portable-engine-", dir=parent if len(parent) < LONG else "/tmp")
+        )  # noqa: S108
         self._process = subprocess.Popen(  # noqa: S603 - this file, by this interpreter
             [sys.executable, "-I", __file__, self._mark],
             stdin=subprocess.PIPE,
@@ -52,8 +56,14 @@ class Guard:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the environment of the engine's processes: their mark, and where vLLM makes its sockets."""
-        return {VARIABLE: self._mark, "VLLM_RPC_BASE_PATH": str(self.folder)}
+        """For the environment of the engine's processes: their mark, and where vLLM makes sockets and files."""
+        kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+        return {
+            VARIABLE: self._mark,
+            "VLLM_RPC_BASE_PATH": str(self.folder),
+            "TMPDIR": str(self.folder),
+            "TORCHINDUCTOR_CACHE_DIR": kept,  # torch's own choice, which TMPDIR would change; it is of use to the next
+        }
 
     def remove_too(self, path: Path) -> None:
         """Where the owner does not come to remove this folder or file, the guard does."""
@@ -71,7 +81,7 @@ class Guard:
         self._process.wait()
         if self._process.returncode:  # somebody ended it
             end(self._mark)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove(self.folder)
 
 
 def marked(mark: str) -> Iterator[int]:
@@ -100,15 +110,23 @@ def end(mark: str) -> None:
         time.sleep(ROUND_S)
 
 
+def remove(path: Path) -> None:
+    """A folder or file, and the shared memory of workers that met in it."""
+    for group in path.glob(f"{GROUP}*"):
+        for shared in SHARED_MEMORY.glob(f"{group.name}-*"):
+            shared.unlink(missing_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def main() -> None:
     """Wait for the end of the pipe, then end and remove everything."""
     paths = [Path(os.fsdecode(line.rstrip(b"\n"))) for line in sys.stdin.buffer]
     end(sys.argv[1])
     for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 if __name__ == "__main__":

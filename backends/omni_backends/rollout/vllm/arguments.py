@@ -95,6 +95,7 @@ def process_environment(setup: EngineSetup, options: VllmOptions) -> dict[str, s
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this program has threads, and processes are known by their variables
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_s)),
         "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore:resource_tracker"),  # of what ends with the process
     }
 
 
