@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,19 @@ from omni_portable.models.weights import checksums
 def named_shared_memory() -> set[str]:
     """What has a name in shared memory, without what other programs on the machine make and remove meanwhile."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_"))}
+
+
+def holders(inode: int) -> set[int]:
+    """Processes that map the unnamed shared memory of that number."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        if any(f"/dev/shm/#{inode} " in line for line in lines):
+            found.add(int(maps.parent.name))
+    return found
 
 
 class DictTarget:

@@ -13,8 +13,10 @@ REASON = "broken on purpose"
 class FaultyWorker(WorkerExtension):
     """Adds the faults to the calls of a worker."""
 
-    def omni_break_next_update(self) -> dict[str, Any]:
-        """Full weights break off after some tensors, a LoRA before it is active; once."""
+    def omni_break_next_update(self, only: int = -1) -> dict[str, Any]:
+        """Full weights break off after some tensors, a LoRA before it is active; once, in all workers or in one."""
+        if only not in (-1, self.rank):  # type: ignore[attr-defined]
+            return {"ok": True, "error": ""}
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         manager = getattr(runner, "lora_manager", None)
         if manager is not None:

@@ -17,6 +17,9 @@ class VllmOptions:
     """Tokens of a prompt and its response together; 0 takes what the model's folder says."""
     kv_cache_mib: int = 256
     """Memory of the KV cache in MiB; 0 lets vLLM take a share of the device's memory."""
+    tensor_parallel_size: int = 1
+    """Workers that hold a part of every layer each, one per device; it must divide the attention heads, and divide the
+    key and value heads or be a multiple of them. On a CPU the threads are shared out among them."""
     max_batched_tokens: int = 0
     """Tokens computed in one forward at most; 0 is vLLM's own choice."""
     prefix_caching: bool = True
@@ -51,6 +54,7 @@ class VllmOptions:
         for name, least in (
             ("max_model_len", 0),
             ("kv_cache_mib", 0),
+            ("tensor_parallel_size", 1),
             ("max_batched_tokens", 0),
             ("bucket_mib", 1),
             ("start_timeout_s", 1),

@@ -84,7 +84,8 @@ class LoraSlot:
         self.held = None
 
     def checksums(self, names: Iterable[str]) -> dict[str, str]:
-        """Of what the slot holds: a matrix that is bit-equal to what was sent has its checksum.
+        """Of what the slot holds: a matrix that is bit-equal to what was sent, or to this worker's share of it, has its
+        checksum.
 
         vLLM keeps matrices in its own dtype with the scale multiplied into B, so that what was sent is brought there
         the same way to be compared; a matrix that differs has the checksum of what is in the slot.
@@ -103,13 +104,26 @@ class LoraSlot:
 
     def _expected(self, name: str) -> torch.Tensor:
         assert self.held is not None
-        matrix = self.held.tensors[name].to(self._workers.lora_config.lora_dtype)
+        matrix = self._share(name).to(self._workers.lora_config.lora_dtype)
         return matrix * (self.held.info.alpha / self.held.info.rank) if ".lora_B." in name else matrix
+
+    def _share(self, name: str) -> torch.Tensor:
+        """What of a matrix this worker applies: vLLM's layer cuts it, where workers share the layer."""
+        layer, place = self._layer(name)
+        assert self.held is not None
+        matrix = self.held.tensors[name]
+        if layer.tp_size == 1:
+            return matrix
+        cut = layer.slice_lora_a if ".lora_A." in name else layer.slice_lora_b
+        if layer.n_slices == 1:
+            return torch.as_tensor(cut(matrix))
+        shards: list[torch.Tensor | None] = [None] * layer.n_slices
+        shards[place] = matrix
+        return torch.as_tensor(cut(shards)[place])
 
     def _read(self, name: str) -> torch.Tensor:
         layer, place = self._layer(name)
-        assert self.held is not None
-        rows, columns = self.held.tensors[name].shape
+        rows, columns = self._share(name).shape
         stacked = layer.lora_a_stacked if ".lora_A." in name else layer.lora_b_stacked
         slot = self._manager.lora_index_to_id.index(ADAPTER_ID)
         matrix: torch.Tensor = stacked[place][slot, 0, :rows, :columns]

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.media import ACCEPTED
 from omni_backends.rollout.vllm.plugin import PLUGIN, TRANSFER
 from omni_backends.rollout.vllm.serving import Policy
 from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.tokens import AutoregressiveAdapter
+from omni_portable.models.folders import read_json
 from omni_portable.models.setup import EngineSetup
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -53,7 +56,9 @@ def engine_arguments(setup: EngineSetup, options: VllmOptions, folder: Path, pol
         "enable_log_requests": False,
         "enable_sleep_mode": not on_host,
     }
-    if on_host:  # a single worker needs no process beside the engine's
+    if options.tensor_parallel_size > 1:
+        arguments |= {"tensor_parallel_size": options.tensor_parallel_size, "distributed_executor_backend": "mp"}
+    elif on_host:  # a single worker needs no process beside the engine's
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     if options.max_model_len:
         arguments["max_model_len"] = options.max_model_len
@@ -78,6 +83,8 @@ def process_environment(setup: EngineSetup, options: VllmOptions) -> dict[str, s
     device = {name: value for name, value in setup.device.environment("rollout").items() if name not in os.environ}
     if not options.compile:  # vLLM compiles small functions of its own even where it runs the model eagerly
         device["TORCH_COMPILE_DISABLE"] = "1"
+    if setup.load.torch_device.type == "cpu" and options.tensor_parallel_size > 1:
+        device["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // options.tensor_parallel_size))
     return device | {
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_LOGGING_LEVEL": options.log_level,
@@ -85,8 +92,10 @@ def process_environment(setup: EngineSetup, options: VllmOptions) -> dict[str, s
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this program has threads, and processes are known by their variables
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_s)),
         "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore:resource_tracker"),  # of what ends with the process
     }
 
 
@@ -108,6 +117,26 @@ def require_head_size(adapter: type[AutoregressiveAdapter], setup: EngineSetup) 
                 remedy="use rollout.engine=native, or a model of another head size",
                 choices=[str(size) for size in sizes],
             )
+
+
+def require_heads(setup: EngineSetup, options: VllmOptions) -> None:
+    """vLLM finds out in its workers that it cannot share heads out among them; this is earlier.
+
+    Raises:
+        CapabilityError: names the key and the numbers of heads.
+    """
+    size = options.tensor_parallel_size
+    config = read_json(setup.load.path / "config.json")
+    text = config.get("text_config") or config
+    heads = int(text["num_attention_heads"])
+    shared = int(text.get("num_key_value_heads") or heads)
+    if heads % size or (shared % size and size % shared):
+        raise CapabilityError(
+            f"rollout.options.tensor_parallel_size={size} does not share out {heads} attention heads and {shared} key "
+            "and value heads",
+            remedy="choose a number that does",
+            choices=[str(n) for n in range(1, heads + 1) if not heads % n and (not shared % n or not n % shared)],
+        )
 
 
 def _room(rank: int) -> int:

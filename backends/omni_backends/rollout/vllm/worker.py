@@ -40,7 +40,7 @@ class WorkerExtension(ReceiverExtension):
         target = VllmTarget(self, decode_inventory(inventory), info, moe_update)
         self.__dict__["_omni_configured"] = (target, version)
         threading.Thread(target=_end_with, args=(mark_of(owner),), daemon=True).start()
-        return {"ok": True, "error": ""}
+        return {"ok": True, "error": "", "process": os.getpid()}
 
     def make_weight_receiver(self) -> WeightReceiver:
         """On this worker's model."""

@@ -31,6 +31,9 @@ from omni_portable.rollout.statistics import RolloutStatistics
 
 LOG = logging.getLogger(__name__)
 SUPPORTED = ">=0.30,<0.31"
+GRACE_S = 1.0
+"""Seconds before an engine is started again: who ends a run may have ended all of its processes, and this one hears of
+it in that time."""
 COUNTERS = ("aborted", "restarts")
 
 
@@ -229,6 +232,7 @@ class VllmOmniEngine:
             except EngineEndedError as error:
                 if last:
                     raise
+                await asyncio.sleep(GRACE_S)
                 LOG.warning("%s; it is started again, and %d requests are drawn again", error.problem, len(pending))
                 self._statistics.count("restarts")
                 await asyncio.to_thread(self._restart)

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from omni_backends.rollout.external.updates import WeightUpdates
 from omni_backends.rollout.vllm_omni import VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm_omni.messages import decode_error, encode_request
 from omni_backends.rollout.vllm_omni.process import OmniProcess
-from omni_backends.sync import collect_checksums, send_weights
+from omni_backends.sync import SyncReport, collect_checksums
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutRequest
-from omni_portable.contracts.weights import WeightManifest, WeightStream
+from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.setup import EngineSetup
-from omni_portable.models.weights import make_stream
 
 MIB = 1 << 20
 CALLS = "policy_call"
-
-
-@dataclass(frozen=True)
-class Held:
-    """The last weights, on the host: what new processes are brought to."""
-
-    version: int
-    manifest: WeightManifest
-    tensors: Mapping[str, torch.Tensor]
 
 
 class OmniHost:
@@ -42,7 +30,7 @@ class OmniHost:
 
     def __init__(self, setup: EngineSetup, options: VllmOmniOptions) -> None:
         self._setup, self._options = setup, options
-        self._held: Held | None = None
+        self._updates = WeightUpdates(options.sync_bucket_mb * MIB)
         self._version = 0
         self._way = ""
         self._process = self._start()
@@ -100,12 +88,12 @@ class OmniHost:
             WeightSyncError: it failed; the engine holds what it held.
         """
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
-        kept = _Kept(stream, keep=keep)
-        detail = self._send(kept, version, repeat=False)
-        if keep:
-            self._held = Held(version, stream.manifest, kept.tensors)
+        try:
+            report = self._updates.send(stream, self._call, version, keep=keep)
+        except LifecycleError as error:
+            raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
-        return detail
+        return self._described(report)
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
         """Of what all workers hold."""
@@ -124,18 +112,18 @@ class OmniHost:
         Raises:
             EngineEndedError: the weights that the engine held are not here to be sent again.
         """
-        if self._version and self._held is None:
+        if self._version and self._updates.held is None:
             raise self._process.ended("its work; its weights were not kept (rollout.options.keep_weights is off)")
         self._process.close()
         self._process = self._start()
-        if self._held is not None:
-            held = self._held
-            stream = make_stream(held.manifest.mode, held.tensors.items(), held.manifest.lora)
-            self._send(stream, held.version, repeat=False)
+        report = self._updates.send_again(self._call)
+        if report is not None:
+            self._described(report)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes and give the memory back that updates went through."""
         self._process.close()
+        self._updates.close()
 
     def _start(self) -> OmniProcess:
         return OmniProcess(
@@ -148,34 +136,15 @@ class OmniHost:
     def _call(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         return self._process.rpc(CALLS, {"call": method, "arguments": arguments})
 
-    def _send(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
-        try:
-            report = send_weights(
-                stream, self._call, version=version, bucket_bytes=self._options.sync_bucket_mb * MIB, repeat=repeat
-            )
-        except LifecycleError as error:
-            raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
+    def _described(self, report: SyncReport) -> str:
+        """What to say of an update; asks how the engine applies a LoRA."""
         self._way = str(self._process.rpc("policy_lora", {})[0]["way"])
         return report.describe() + (f" ({self._way})" if self._way else "")
 
     def _lora(self) -> dict[str, Any] | None:
         """How a request names the adapter that it runs with."""
-        if self._way != "adapter" or self._held is None or self._held.manifest.lora is None:
+        held = self._updates.held
+        if self._way != "adapter" or held is None or held.manifest.lora is None:
             return None
-        lora = self._held.manifest.lora
+        lora = held.manifest.lora
         return {"folder": str(self._setup.load.path), "scale": lora.alpha / lora.rank}
-
-
-class _Kept:
-    """A stream that leaves a copy of what it delivers on the host."""
-
-    def __init__(self, stream: WeightStream, *, keep: bool) -> None:
-        self.manifest = stream.manifest
-        self._stream, self._keep = stream, keep
-        self.tensors: dict[str, torch.Tensor] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self._stream:
-            if self._keep:
-                self.tensors[name] = tensor.detach().to("cpu", copy=True)
-            yield name, tensor

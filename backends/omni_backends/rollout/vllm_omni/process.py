@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omni_backends.rollout.external.guard import Guard
 from omni_backends.rollout.vllm_omni.wire import HEADER, body_length, decode, encode
 from omni_portable.contracts.errors import LifecycleError
 
@@ -55,17 +56,25 @@ class OmniProcess:
         started, ready = time.perf_counter(), self._waiting[0]
         ours, theirs = socket.socketpair()
         self._socket = ours
+        self._guard = Guard()
         with theirs:
             command = [sys.executable, "-m", SERVER, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(environment))  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603
+                command,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **self._guard.variables},
+                start_new_session=True,  # the terminal's Ctrl-C is for this program, which ends the engine in order
+            )
         self._reader = threading.Thread(target=self._read, name="omni-portable-vllm-omni", daemon=True)
         self._reader.start()
         try:
             self._socket.sendall(encode(arguments))
             ready.result(start_timeout_s)
-        except Exception as error:
+        except BaseException as error:
             self._process.kill()
             self.close()
+            if not isinstance(error, Exception):
+                raise
             reason = error.problem if isinstance(error, LifecycleError) else repr(error)
             raise LifecycleError(
                 f"the rollout engine 'vllm_omni' did not start: {reason:.1500}",
@@ -156,6 +165,7 @@ class OmniProcess:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
+            self._guard.close()
             self._socket.close()
 
     def _call(self, operation: str, arguments: Mapping[str, Any], during: str = "") -> Any:

@@ -129,6 +129,10 @@ class FullTarget:
     def snapshot(self, names: Iterable[str], lora: LoraInfo | None) -> dict[str, torch.Tensor]:
         return {name: self._weights.read(name) for name in names}
 
+    def outline(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """See `sync.target.FormerWeights`: an update replaces values alone, so that nothing else has to be kept."""
+        return {}
+
     def apply(self, tensors: Mapping[str, torch.Tensor], lora: LoraInfo | None) -> int:
         for name, tensor in tensors.items():
             self._weights.write(name, tensor)

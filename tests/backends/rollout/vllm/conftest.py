@@ -32,11 +32,23 @@ def omni_pair() -> Iterator[Pair]:
     yield from _pair("qwen3_omni")
 
 
+@pytest.fixture(scope="module")
+def split_pair() -> Iterator[Pair]:
+    """As `text_pair`, by two tensor-parallel workers; used by one module, and ended with it."""
+    yield from _pair("qwen3", tensor_parallel_size=2)
+
+
+@pytest.fixture(scope="module")
+def split_lora_pair() -> Iterator[Pair]:
+    """As `lora_pair`, by two tensor-parallel workers."""
+    yield from _pair("qwen3", lora_rank=4, tensor_parallel_size=2)
+
+
 @pytest.fixture(autouse=True)
 def awake(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test finds its engines running with their first weights."""
     yield
-    for name in ("text_pair", "lora_pair", "omni_pair"):
+    for name in ("text_pair", "lora_pair", "omni_pair", "split_pair", "split_lora_pair"):
         if name in request.fixturenames:
             pair: Pair = request.getfixturevalue(name)
             for engine in (pair.engine, pair.native):

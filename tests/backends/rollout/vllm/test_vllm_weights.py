@@ -108,7 +108,7 @@ def test_too_little_shared_memory_fails_the_update_and_nothing_else(
 ) -> None:
     requests = text_pair.requests(4)
     before, version = draw(text_pair.engine, requests), text_pair.version
-    text_pair.engine._host._channel.close()  # so that it needs new memory
+    text_pair.engine._host._updates.channel.close()  # so that it needs new memory
 
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -133,10 +133,10 @@ def test_updates_that_fit_shared_memory_only_in_pieces_arrive_and_are_kept_for_a
     channel = SharedMemorySender(4096)
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     with monkeypatch.context() as patch:
-        patch.setattr(text_pair.engine._host, "_channel", channel)
+        patch.setattr(text_pair.engine._host._updates, "channel", channel)
         text_pair.update(text_pair.changed(6))
         assert not channel.lasting
-        held = text_pair.engine._host._held
+        held = text_pair.engine._host._updates.held
         assert held is not None
         assert checksums(held.tensors.items()) == text_pair.engine.weights_checksum()
         text_pair.assert_same(text_pair.requests(4))

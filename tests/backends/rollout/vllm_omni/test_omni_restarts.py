@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from omni_backends.rollout.external import updates
 from omni_backends.rollout.vllm_omni import engine, host
 from omni_backends.rollout.vllm_omni.engine import VllmOmniEngine
 from omni_backends.rollout.vllm_omni.process import EngineEndedError
@@ -50,7 +51,7 @@ class Story:
         self.sent: list[tuple[dict[str, torch.Tensor], int]] = []
         monkeypatch.setattr(engine, "require_version", lambda *_: "0.30.0")
         monkeypatch.setattr(host, "OmniProcess", lambda *_: MortalProcess(self.started))
-        monkeypatch.setattr(host, "send_weights", self._send)
+        monkeypatch.setattr(updates, "send_weights", self._send)
         made = registry.spec("model", "sd3").options()
         setup = make_setup("sd3", tiny_folder("sd3"), lora_rank=0, options=made, engine="vllm_omni")
         setup.config.rollout.options = options
