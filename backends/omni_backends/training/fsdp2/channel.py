@@ -68,6 +68,7 @@ def _fill(parcel: Parcel) -> str:
     segment = SharedMemory(create=True, size=parcel.size)
     try:
         _reserve(segment, parcel.size)
+        assert segment.buf is not None  # as long as it is open
         parcel.lay(segment.buf)
     except BaseException:
         segment.close()
