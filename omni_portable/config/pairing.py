@@ -23,6 +23,7 @@ from omni_portable.config.kinds import engines
 from omni_portable.config.plugins import engines_that_give, gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.config.teachers import check_teachers
+from omni_portable.contracts import registry
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
@@ -130,7 +131,8 @@ def _check_distillation(config: RunConfig, algorithm: PluginSpec, options: Any, 
         raise CapabilityError(
             f"algorithm '{algorithm.name}' trains a fake score network beside the policy, which "
             f"actor.engine={train.name} cannot",
-            remedy="set actor.engine=single",
+            remedy="set actor.engine to one that can",
+            choices=[n for n in registry.names("train_engine") if _trains_fake(n)],
         )
     guidance = getattr(options, "teacher_guidance_scale", 1.0)
     if guidance != 1.0 and model.capabilities.get("guidance") is False:
@@ -139,6 +141,10 @@ def _check_distillation(config: RunConfig, algorithm: PluginSpec, options: Any, 
             "guidance",
             remedy="set algorithm.teacher_guidance_scale=1",
         )
+
+
+def _trains_fake(engine: str) -> bool:
+    return bool(registry.spec("train_engine", engine).capabilities.get("fake_score"))
 
 
 def _check_step_kind(config: RunConfig, algorithm: PluginSpec, options: Any) -> None:

@@ -202,6 +202,8 @@ class Collectives(Protocol):
     """Process groups of the device."""
 
     backend: str
+    interface_variable: str
+    """Variable that names the network interface between machines, '' where the backend finds it by itself."""
 
     def init_process_group(self, rank: int, world_size: int, init_method: str, timeout_s: float = 600.0) -> None: ...
 

@@ -24,6 +24,9 @@ class Role:
             builds in the trainer's process hands them over.
         environment: variables of the role's process, set before anything is imported there.
         log: where the output of the role's own process is collected; None leaves it where the launcher puts it.
+        ranks: processes that the role's engine works in beside the one that it is built in. A launcher that places
+            processes starts them by the spawner that it adds to the `setup` of `here` (see `contracts.ranks`); under
+            others they are children of that one.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Role:
     here: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
+    ranks: int = 0
 
     @property
     def label(self) -> str:

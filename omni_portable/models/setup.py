@@ -10,6 +10,7 @@ from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.device import Device
 from omni_portable.contracts.model import DiffusionAdapter, ModelLoad
+from omni_portable.contracts.ranks import RankSpawner
 from omni_portable.contracts.tokens import AutoregressiveAdapter
 
 if TYPE_CHECKING:
@@ -18,12 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Handed to the factory of every train and rollout engine: ``Engine(setup)``."""
+    """Handed to the factory of every train and rollout engine: ``Engine(setup)``.
+
+    Args:
+        config / device / load: the run's configuration, its device, and how to load the model.
+        requires: of the algorithm.
+        spawn: starts the processes of a train engine that has several; None: they are its children.
+    """
 
     config: RunConfig
     device: Device
     load: ModelLoad
     requires: Requires = field(default_factory=Requires)
+    spawn: RankSpawner | None = None
 
 
 class PolicyAdapter(Protocol):

@@ -88,7 +88,14 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
         replace(role("teacher", at, setup=setup), arguments={"teacher": name})
         for at, name in enumerate(_teacher_names(config))
     ]
-    return [role("actor", setup=setup), *rollouts, *rewards, *teachers, *lent_roles(setup)]
+    actor = replace(role("actor", setup=setup), ranks=rank_processes(config))
+    return [actor, *rollouts, *rewards, *teachers, *lent_roles(setup)]
+
+
+def rank_processes(config: RunConfig) -> int:
+    """Processes that the train engine works in beside the trainer's; 0 where it works in that one."""
+    spec = registry.spec("train_engine", config.actor.engine)
+    return config.actor.world_size if spec.capabilities.get("rank_processes") else 0
 
 
 def _teacher_names(config: RunConfig) -> list[str]:

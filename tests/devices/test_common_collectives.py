@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -250,6 +251,21 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(DeviceError, match="what listens there does not answer as a store does"):
             gloo().init_process_group(1, 2, method, timeout_s=0.3)
     assert not dist.is_initialized()
+
+
+def test_a_store_listens_at_the_named_address_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            rendezvous.open_store(f"tcp://127.0.0.1:{port}", 0, 2, 10)
+    method = f"tcp://127.0.0.1:{port}"
+    first, second = (rendezvous.open_store(method, rank, 2, 10) for rank in (0, 1))
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+    found = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in found if address.port == port} == {"127.0.0.1"}
+    with pytest.raises(ValueError, match="names no host and port"):
+        rendezvous.open_store("tcp://127.0.0.1", 0, 2, 10)
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf, 1e12])

@@ -10,21 +10,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from omni_backends.training.accumulate import accumulate
 from omni_backends.training.ema import TrainedCopy
 from omni_backends.training.micro import MicroBatch
 from omni_backends.training.optim import MasterOptimizer
 from omni_backends.training.policies import Policies
+from omni_backends.training.rows import RowLog
 from omni_portable.config.schema import ActorConfig
 from omni_portable.contracts.algorithm import FakeScore, LossRows, ScoreDistillation
 
 
 @dataclass
-class _Loss:
-    """A loss as `accumulate` wants it."""
+class FakeLoss:
+    """The loss of an algorithm's fake network as `accumulate` wants it."""
 
     name: str
     loss: Callable[[Any, Any], LossRows]
+
+    @classmethod
+    def of(cls, algorithm: ScoreDistillation) -> FakeLoss:
+        return cls(algorithm.name, algorithm.fake_loss)
 
 
 class FakeTrainer:
@@ -73,19 +80,39 @@ class FakeTrainer:
                 log = accumulate(
                     adapter,
                     micros,
-                    _Loss(algorithm.name, algorithm.fake_loss),
+                    FakeLoss.of(algorithm),
                     total_weight=total_weight,
                     others={},
                     gradient_norm=self._actor.gradient_norm,
                 )
                 log.check_finite()
-            for name, parameter in self._copy.named().items():
-                parameter.grad = self._actor.masters[name].grad
-            norm, lr = self.optimizer.gradient_norm(), self.optimizer.learning_rate()
-            self.optimizer.step(norm)
+            self._take_gradients()
+            norm = self.optimizer.gradient_norm()
+            lr = self.step(norm)
         finally:
             self.optimizer.zero_grad()
             self._actor.zero_grad()
-        metrics = log.metrics()
-        loss = metrics.pop("actor/loss")
-        return {**metrics, "actor/fake_loss": loss, "actor/fake_grad_norm": float(norm), "actor/fake_lr": lr}
+        return fake_metrics(log, float(norm), lr)
+
+    def step(self, norm: torch.Tensor) -> float:
+        """Update the network by the gradient that passes through the policy's module have left; the rate used.
+
+        Args:
+            norm: of that gradient, over all processes.
+        """
+        self._take_gradients()
+        lr = self.optimizer.learning_rate()
+        self.optimizer.step(norm)
+        self._actor.zero_grad()
+        return lr
+
+    def _take_gradients(self) -> None:
+        for name, parameter in self._copy.named().items():
+            parameter.grad = self._actor.masters[name].grad
+
+
+def fake_metrics(log: RowLog, norm: float, lr: float) -> dict[str, float]:
+    """What an update logs, of its rows."""
+    metrics = log.metrics()
+    loss = metrics.pop("actor/loss")
+    return {**metrics, "actor/fake_loss": loss, "actor/fake_grad_norm": norm, "actor/fake_lr": lr}

@@ -29,6 +29,7 @@ from omni_portable.contracts.algorithm import Denoising, Policy, Rows, ScoreDist
 from omni_portable.contracts.errors import CapabilityError, DataError
 from omni_portable.contracts.model import DiffusionAdapter
 from omni_portable.contracts.rollout import Schedule, Trajectory
+from omni_portable.models.policy import split_conditioning
 from omni_portable.samplers.noise import noise_seed
 from omni_portable.samplers.reduce import expand_rows
 
@@ -121,10 +122,10 @@ class OwnSamples:
     ) -> None:
         self._adapter, self._batch, self._algorithm, self._device = adapter, batch, algorithm, device
         self._parts, self._weights = parts(batch, size), sample_weights(batch)
-        self._keys = list(batch.noise_keys) or [t.request.request_id for t in batch.trajectories]
+        self._keys = _keys(batch)
         self._samples = denoised(batch.trajectories)
         self._schedule = self._samples[0].request.schedule
-        self._steps = self._chosen_steps()
+        self._steps = chosen_steps(batch, algorithm)
         self._streams = adapter.latent_streams(self._samples[0].request.extent)
         with torch.no_grad():
             self._clean = [self._predict(self._own(part)) for part in self._parts]
@@ -134,11 +135,7 @@ class OwnSamples:
         scale = self._algorithm.teacher_guidance_scale
         for own, judged in self._rounds(self._batch.seed):
             if scale != 1.0 and judged.common.negative is None:
-                raise CapabilityError(
-                    f"the teacher's guidance {scale:g} needs the negative prompt's conditioning, which the rollout did "
-                    "not keep",
-                    remedy="use a sampling plan with keep_negative",
-                )
+                raise _no_negative(scale)
             yield GeneratedBatch(own.common, own, judged, scale)
 
     def fake_rows(self, update: int) -> Iterator[NoisedBatch]:
@@ -164,7 +161,7 @@ class OwnSamples:
 
     def _own(self, part: slice) -> OwnSteps:
         trajectories, steps = self._samples[part], self._steps[part]
-        check_equal(trajectories, _facts)
+        check_equal(trajectories, sample_facts)
         request = trajectories[0].request
         sigmas = torch.tensor(request.schedule.sigmas, dtype=torch.float32)
         rows = [[t.latents[int(step)] for t, step in zip(trajectories, column, strict=True)] for column in steps.T]
@@ -181,20 +178,49 @@ class OwnSamples:
         count = own.latents.shape[0]
         return torch.stack([own.clean(own.velocity(self._adapter, step), step) for step in range(count)])
 
-    def _chosen_steps(self) -> torch.Tensor:
-        if len(self._keys) != len(self._samples):
-            raise DataError(f"{len(self._keys)} noise keys for {len(self._samples)} samples")
-        _check_recorded(self._samples)
-        steps = self._algorithm.generated_steps(self._schedule, self._keys, self._batch.seed)
-        check_shape("generated steps", steps, (len(self._keys), steps.shape[-1]))
-        if not bool(((steps >= 0) & (steps < self._schedule.num_steps)).all()):
-            raise DataError(
-                f"algorithm '{self._algorithm.name}' asked for steps outside a schedule of {self._schedule.num_steps}"
-            )
-        return steps
+
+def chosen_steps(batch: TrainBatch, algorithm: ScoreDistillation) -> torch.Tensor:
+    """(N, W) int64, the steps that are trained of each sample.
+
+    Raises:
+        DataError / CapabilityError: as :class:`OwnSamples`.
+    """
+    samples, keys = denoised(batch.trajectories), _keys(batch)
+    if len(keys) != len(samples):
+        raise DataError(f"{len(keys)} noise keys for {len(samples)} samples")
+    _check_recorded(samples)
+    schedule = samples[0].request.schedule
+    steps = algorithm.generated_steps(schedule, keys, batch.seed)
+    check_shape("generated steps", steps, (len(keys), steps.shape[-1]))
+    if not bool(((steps >= 0) & (steps < schedule.num_steps)).all()):
+        raise DataError(f"algorithm '{algorithm.name}' asked for steps outside a schedule of {schedule.num_steps}")
+    return steps
 
 
-def _facts(trajectory: Trajectory) -> Mapping[str, object]:
+def check_generated(batch: TrainBatch, algorithm: ScoreDistillation, size: int) -> None:
+    """Find out before any process starts what would stop one of them half-way (errors as of :class:`OwnSamples`)."""
+    samples = denoised(batch.trajectories)
+    for part in parts(batch, size):
+        check_equal(samples[part], sample_facts)
+    chosen_steps(batch, algorithm)
+    if algorithm.teacher_guidance_scale != 1.0:
+        for sample in samples:
+            if split_conditioning(sample.conditioning)[1] is None:
+                raise _no_negative(algorithm.teacher_guidance_scale)
+
+
+def _no_negative(scale: float) -> CapabilityError:
+    return CapabilityError(
+        f"the teacher's guidance {scale:g} needs the negative prompt's conditioning, which the rollout did not keep",
+        remedy="use a sampling plan with keep_negative",
+    )
+
+
+def _keys(batch: TrainBatch) -> list[str]:
+    return list(batch.noise_keys) or [t.request.request_id for t in batch.trajectories]
+
+
+def sample_facts(trajectory: Trajectory) -> Mapping[str, object]:
     """What one forward must have in common."""
     return {
         "schedule": trajectory.request.schedule.fingerprint,

@@ -27,7 +27,7 @@ class Policies:
             starts from saved matrices is another policy than its base).
         requires: what the algorithm needs.
         ema_decay: 0 keeps no average.
-        swap: lets the parameters stand for a copy's tensors for a while (as :func:`swapped_in`).
+        swap: lets the parameters stand for a copy's tensors for a while (as :func:`exchanged`).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Policies:
     ) -> None:
         self._module, self._parameters, self._masters = module, parameters, masters
         self._base_is_reference = adapter and base_is_reference
-        self._swap = swap or swapped_in
+        self._swap, self._stand_in = swap or swapped_in, swap or exchanged
         self._ema = Ema(masters, ema_decay) if ema_decay > 0 else None
         self.copies: dict[str, PolicyCopy] = {"ema": self._ema} if self._ema else {}
         if requires.old_policy:
@@ -79,7 +79,7 @@ class Policies:
     def standing_in(self, policy: str) -> AbstractContextManager[None]:
         """As :meth:`running`, for whole forward and backward passes: gradients gather where those of the current policy
         would, so there must be none of them meanwhile."""
-        return exchanged(self._parameters, self._copy(policy).tensors())
+        return self._stand_in(self._parameters, self._copy(policy).tensors())
 
     def tensors(self, policy: str) -> dict[str, torch.Tensor]:
         """Trainable tensors of `policy` in the parameters' dtypes, detached (of 'current': the live ones)."""

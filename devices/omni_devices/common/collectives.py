@@ -34,6 +34,7 @@ class DistCollectives:
         self.backend = backend
         self._torch_device_type = torch_device_type
         self._channels = channels
+        self.interface_variable = "" if " " in interface_hint else interface_hint
         self._hint = (
             interface_hint
             if " " in interface_hint
@@ -48,7 +49,7 @@ class DistCollectives:
 
         Args:
             init_method: 'file:///PATH' (a path that does not exist yet, on a file system all ranks see),
-                'tcp://127.0.0.1:PORT' or 'env://'.
+                'tcp://HOST:PORT' (an address of rank 0's machine, the only one that its store listens at) or 'env://'.
             timeout_s: limit of joining, and of every later collective.
 
         Raises:

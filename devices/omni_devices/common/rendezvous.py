@@ -5,6 +5,7 @@ Works with every backend, also those whose own barrier waits for ever or cannot 
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -48,10 +49,46 @@ def _open(opened: Future[dist.Store], init_method: str, rank: int, world_size: i
     from torch.distributed.rendezvous import rendezvous
 
     try:
+        if init_method.startswith("tcp://"):
+            opened.set_result(_tcp_store(init_method, rank, world_size, timeout_s))
+            return
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timedelta(seconds=timeout_s)))
         opened.set_result(store)
     except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
         opened.set_exception(error)
+
+
+def _tcp_store(init_method: str, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    """Torch's, whose server would listen at every address of its machine: here at the one that is named."""
+    from torch.distributed import TCPStore
+
+    parts = urlsplit(init_method)
+    if not parts.hostname or not parts.port:
+        raise ValueError(f"'{init_method}' names no host and port")
+    listening = _listen(parts.hostname, parts.port) if rank == 0 else None
+    return TCPStore(
+        parts.hostname,
+        parts.port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+
+
+def _listen(host: str, port: int) -> int:
+    """Descriptor of a socket at one address, which belongs to whom it is given to."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    server = socket.socket(family, kind, protocol)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server.detach()
 
 
 def _check_file(path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +51,48 @@ def test_processors_are_no_devices_and_the_actor_lives_with_the_trainer():
     assert local_cpus(found, RayOptions(cpus=3)) == 3
 
 
+@pytest.mark.parametrize(("device", "each"), [("cuda", {"CPU": 2.0, "GPU": 1.0}), ("cpu", {"CPU": 2.0})])
+def test_ranks_of_an_actor_are_a_pool_of_their_own(device, each):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.pools import check_room, local_cpus, pools
+
+    ranked = [replace(role, ranks=4) if role.name == "actor" else role for role in roles(device)]
+    wanted = pools(ranked, RayOptions(actor_cpus=2))
+    assert (wanted[0].name, wanted[0].each, wanted[0].replicas, wanted[0].here) == ("actor", each, 4, False)
+    assert local_cpus(wanted, RayOptions()) == 4 * 2 + 1 + 1 + 4
+    assert pools(roles("cuda"), RayOptions())[0].here
+    room = {"CPU": 8.0, "GPU": 3.0}
+    with pytest.raises(ClusterError, match=r"(?s)missing are 2 CPU \(of 10\).*actor: 4 x 2 CPU.*actor.world_size"):
+        check_room(wanted, room, [room])
+
+
+def test_ranks_meet_on_the_first_ones_machine_and_count_their_neighbours():
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.ranks import places
+
+    facts = [{"pid": i, "address": address} for i, address in enumerate(["10.0.0.1", "10.0.0.2", "10.0.0.1"])]
+    facts[0]["port"] = 4711
+    found = places(facts, bound=False)
+    assert {place.init_method for place in found} == {"tcp://10.0.0.1:4711"}
+    assert [(place.rank, place.device_index, place.neighbours) for place in found] == [(0, 0, 2), (1, 0, 1), (2, 1, 2)]
+    assert {place.device_index for place in places(facts, bound=True)} == {0}
+    (alone,) = places([{"pid": 1, "address": "fd00::1", "port": 5}], bound=False)
+    assert alone.init_method == "tcp://[fd00::1]:5"
+
+
+def test_the_interface_of_a_machine_is_that_of_its_address(monkeypatch):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray import rank_host
+
+    addresses = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.7", "fe80::1%eth0"]}
+    found = {name: [SimpleNamespace(address=one) for one in ones] for name, ones in addresses.items()}
+    monkeypatch.setattr(rank_host.psutil, "net_if_addrs", lambda: found)
+    assert (rank_host.interface("127.0.0.1"), rank_host.interface("10.0.0.7")) == ("", "eth0")
+    assert rank_host.interface("fe80::1") == "eth0"
+    with pytest.raises(ClusterError, match="known to the Ray cluster as 10.9.9.9, which is an address of none"):
+        rank_host.interface("10.9.9.9")
+
+
 def test_what_is_missing_is_said_by_resource_and_by_machine():
     pytest.importorskip("ray")
     from omni_backends.launch.ray.pools import check_room, pools
@@ -92,6 +136,10 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
         _check_launcher(run("separate_async", rollout_devices=0), Source())
     with pytest.raises(ConfigError, match="launcher.options.reward_cpus=-1.0 is below 0"):
         _check_launcher(run("sync", reward_cpus=-1), Source())
+    lent = run("separate_async")
+    lent.trainer.hybrid.enabled, lent.actor.engine = True, "fsdp2"
+    with pytest.raises(ConfigError, match="the ranks of actor.engine=fsdp2 have theirs in processes of their own"):
+        _check_launcher(lent, Source())
     with pytest.raises(
         CapabilityError, match="rollout.replicas=2: launcher.name=local runs every role in one"
     ) as caught:

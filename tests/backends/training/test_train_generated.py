@@ -14,11 +14,9 @@ from omni_portable.algorithms.dmd2 import DMD2Options
 from omni_portable.algorithms.dmd2.algorithm import DMD2
 from omni_portable.contracts.algorithm import Denoising, LossRows, Rows, TrainBatch
 from omni_portable.contracts.errors import CapabilityError, CheckpointError, DataError, NonFiniteError
-from omni_portable.contracts.rollout import SamplingPlan, Trajectory
-from omni_portable.models.policy import join_conditioning, transition
+from tests.backends.training.own_samples import rollouts
 from tests.backends.training.toy import (
     SCHEDULE,
-    SHAPE,
     assert_equal,
     make_batch,
     make_config,
@@ -59,39 +57,6 @@ def build(
         for parameter in engine._teachers.modules()[0].parameters():
             parameter.mul_(0.7)
     return engine
-
-
-def rollouts(algorithm: DMD2, count: int, seed: int = 0, guided: bool = False) -> list[Trajectory]:
-    """Samples drawn by the toy as the algorithm plans, with every step's input."""
-    plan, adapter = algorithm.sampling_plan(SCHEDULE, 0, 1), ToyAdapter(make_setup().load)
-    found = make_trajectories(count, plan=SamplingPlan("cps", 1.0, (0, 1, 2)), seed=seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    for trajectory in found:
-        latents, after = [trajectory.latents[0]], []
-        for step in range(SCHEDULE.num_steps):
-            drawn = step in plan.stochastic_steps
-            with torch.no_grad():
-                outcome = transition(
-                    adapter,
-                    latents=latents[-1][None],
-                    step_index=torch.tensor([step]),
-                    schedule=SCHEDULE,
-                    kind=plan.kind if drawn else "ode",
-                    noise_level=plan.noise_level,
-                    conditioning=adapter.collate([trajectory.conditioning]),
-                    noise=torch.randn(1, *SHAPE, generator=generator) if drawn else None,
-                )
-            after.append(outcome.next_latents[0])
-            latents.append(after[-1])
-        trajectory.request = replace(trajectory.request, plan=plan)
-        trajectory.step_indices = torch.arange(SCHEDULE.num_steps)
-        trajectory.latents, trajectory.next_latents = torch.stack(latents[:-1]), torch.stack(after)
-        trajectory.log_probs = torch.full((SCHEDULE.num_steps,), torch.nan)
-        trajectory.final_latents = after[-1]
-        if guided:
-            negative = {name: torch.zeros_like(t) for name, t in trajectory.conditioning.items()}
-            trajectory.conditioning = join_conditioning(trajectory.conditioning, negative)
-    return found
 
 
 def batch_of(algorithm: DMD2, count: int, seed: int = 0, **fields: object) -> TrainBatch:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from omni_portable.config.schema import RunConfig
+from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
 REMOTE = ("rollout", "reward", "teacher")
-"""Roles with processes of their own; the others live with the trainer."""
+"""Roles with processes of their own; the others live with the trainer (of an actor's ranks, their driver does)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class RayOptions:
     """Devices of one teacher worker (teacher.placement=pool); 0 shares the trainer's device."""
     teacher_cpus: float = 1.0
     """CPUs that the cluster sets aside for one teacher worker."""
+    actor_devices: float = 1.0
+    """Devices of one rank of a train engine that works in several processes (actor.world_size)."""
+    actor_cpus: float = 1.0
+    """CPUs that the cluster sets aside for one such rank."""
     trainer_devices: float = 1.0
-    """Devices that the trainer uses on the machine where it runs, so that the cluster gives them to nobody else."""
+    """Devices that the trainer uses on the machine where it runs, so that the cluster gives them to nobody else; none
+    where the train engine works in processes of its own."""
     cpus: int = 0
     """CPUs of a cluster that is started here, as it counts them (they may be more than there are); 0 is what the roles
     ask for and four more."""
@@ -47,7 +53,11 @@ class RayOptions:
     """Seconds that a worker may take to answer a lifecycle call; drawing and scoring have no limit here."""
 
     def __post_init__(self) -> None:
-        for name in (*(f"{role}_{what}" for role in REMOTE for what in ("devices", "cpus")), "trainer_devices", "cpus"):
+        for name in (
+            *(f"{role}_{what}" for role in ("actor", *REMOTE) for what in ("devices", "cpus")),
+            "trainer_devices",
+            "cpus",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"launcher.options.{name}={getattr(self, name)} is below 0")
         for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
@@ -58,8 +68,16 @@ class RayOptions:
         """Refuse what a mode cannot run with.
 
         Raises:
-            ConfigError: a mode in which rollout goes on while the actor trains, and no device for it.
+            ConfigError: a mode in which rollout goes on while the actor trains, and no device for it; devices that are
+                to be lent, and are those of processes elsewhere.
         """
+        engine = registry.spec("train_engine", config.actor.engine)
+        if config.trainer.hybrid.enabled and engine.capabilities.get("rank_processes"):
+            raise ConfigError(
+                f"trainer.hybrid.enabled=true lends the devices of the trainer's process, and with launcher.name=ray "
+                f"the ranks of actor.engine={engine.name} have theirs in processes of their own",
+                remedy="set trainer.hybrid.enabled=false (and more rollout.replicas), or actor.engine=single",
+            )
         if config.trainer.mode != "sync" and self.rollout_devices == 0:
             raise ConfigError(
                 f"launcher.options.rollout_devices=0: under trainer.mode={config.trainer.mode} rollout goes on while "
@@ -70,7 +88,7 @@ class RayOptions:
 
 SPEC = PluginSpec(
     name="ray",
-    summary="runs rollout, rewards and teachers in processes of their own, on one machine or many",
+    summary="runs rollout, rewards, teachers and ranks of training in processes of their own, on one machine or many",
     target="omni_backends.launch.ray.launcher:RayLauncher",
     options=RayOptions,
     capabilities={"multi_process": True},

@@ -169,7 +169,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
             log.warning("the Ray cluster did not start (%s); trying again", error)
     address = ray.get_runtime_context().gcs_address
     found = [(name, ip, port) for pid, name, ip, port in _listening() if pid not in before]
-    open_ones = [f"{name} {ip}:{port}" for name, ip, port in found if not _is_loopback(ip)]
+    open_ones = [f"{name} {ip}:{port}" for name, ip, port in found if not is_loopback(ip)]
     if open_ones:
         ray.shutdown()
         raise ClusterError(
@@ -249,7 +249,8 @@ def _listening() -> Iterator[tuple[int, str, str, int]]:
                 yield process.pid, name, connection.laddr.ip, connection.laddr.port
 
 
-def _is_loopback(ip: str) -> bool:
+def is_loopback(ip: str) -> bool:
+    """Is it an address that only this machine reaches?"""
     address = ipaddress.ip_address(ip)
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback

@@ -8,7 +8,10 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,6 +27,8 @@ from omni_backends.launch.ray.host import RewardHost, RolloutHost, TeacherHost, 
 from omni_backends.launch.ray.logs import LogCollector
 from omni_backends.launch.ray.own_device import check_first_device, on_this_machine
 from omni_backends.launch.ray.pools import Pool, check_room, demand, device_resource, local_cpus, pools
+from omni_backends.launch.ray.rank_host import RankHost
+from omni_backends.launch.ray.ranks import RankPool, StartedRank
 from omni_backends.launch.ray.rewards import RemoteRewards
 from omni_backends.launch.ray.teachers import RemoteTeacher
 from omni_backends.launch.ray.worker import Worker
@@ -33,7 +38,7 @@ from omni_portable.rollout.codec import pack
 
 log = logging.getLogger(__name__)
 
-HOSTS = {"rollout": RolloutHost, "reward": RewardHost, "teacher": TeacherHost}
+HOSTS = {"actor": RankHost, "rollout": RolloutHost, "reward": RewardHost, "teacher": TeacherHost}
 ROOM_S = 10.0
 """Seconds that other runs are given to return what they used."""
 CALLS_AT_ONCE = 32
@@ -41,7 +46,8 @@ CALLS_AT_ONCE = 32
 
 
 class RayLauncher:
-    """Rollout engines, rewards and teachers get processes of their own; every other role is built in the trainer's.
+    """Rollout engines, rewards and teachers get processes of their own, and so do the ranks of a train engine that has
+    some; every other role is built in the trainer's.
 
     `start` and `stop` may be called from several threads.
     """
@@ -79,7 +85,7 @@ class RayLauncher:
         for pool in wanted:
             if pool.each:
                 self._groups[pool.name] = self._group(pool)
-            if pool.each and pool.name not in REMOTE:
+            if pool.each and pool.here:
                 check_first_device(
                     self._groups[pool.name], pool, device_resource(roles[0]), self._options.start_timeout_s
                 )
@@ -94,7 +100,7 @@ class RayLauncher:
             ClusterError: the worker does not start in time, or runs other versions than the trainer.
         """
         if role.name not in REMOTE:
-            return self._here.start(role)
+            return self._here.start(self._with_ranks(role) if role.ranks else role)
         with self._lock:
             if self._closed or role.label in self._workers:
                 why = "the launcher was shut down" if self._closed else "it runs already"
@@ -157,7 +163,7 @@ class RayLauncher:
                 time.sleep(0.2)
 
     def _group(self, pool: Pool) -> PlacementGroup:
-        each = pool.each if pool.name in REMOTE else on_this_machine(pool.each)
+        each = on_this_machine(pool.each) if pool.here else pool.each
         group = placement_group([each] * pool.replicas, strategy=self._options.placement.upper())
         if not group.wait(self._options.answer_timeout_s):
             remove_placement_group(group)
@@ -167,6 +173,32 @@ class RayLauncher:
                 remedy="launcher.options.placement=pack asks the least; see `ray status` for what is taken",
             )
         return group
+
+    def _with_ranks(self, role: Role) -> Role:
+        """The same role, whose engine has its ranks started in the role's pool."""
+        setup = replace(
+            role.here["setup"], spawn=RankPool(partial(self._start_ranks, role), bool(device_resource(role)))
+        )
+        return replace(role, here={**role.here, "setup": setup})
+
+    def _start_ranks(self, role: Role, count: int) -> list[StartedRank]:
+        roles = [replace(role, replica=rank, log=rank_log(role, rank)) for rank in range(count)]
+        workers = [self._actor(one) for one in roles]
+        try:
+            return [self._started(one, worker) for one, worker in zip(roles, workers, strict=True)]
+        except BaseException:
+            for worker in workers:
+                ray.kill(worker.actor)
+            raise
+
+    def _started(self, role: Role, worker: Worker) -> StartedRank:
+        patience = self._options.start_timeout_s
+        shared = True if role.log is None else self._logs.open(worker, role.log)
+        facts = worker.fetch("here", role.replica == 0, timeout_s=patience)
+        check_versions(role.label, facts["versions"], versions())
+        worker.pid = facts["pid"]
+        log.info("'%s' runs in process %d on %s", role.label, worker.pid, facts["address"])
+        return StartedRank(worker, shared, facts)
 
     def _actor(self, role: Role) -> Worker:
         if role.name not in self._groups and demand(role, self._options):
@@ -205,6 +237,11 @@ class RayLauncher:
         if role.name == "rollout":
             return RemoteRolloutEngine(worker, built["name"], math.ceil(self._options.bucket_mib * (1 << 20)))
         return RemoteTeacher(worker) if role.name == "teacher" else RemoteRewards(worker)
+
+
+def rank_log(role: Role, rank: int) -> Path | None:
+    """'logs/actor-1.log' beside the role's own."""
+    return None if role.log is None else role.log.with_name(f"{role.name}-{rank}{role.log.suffix}")
 
 
 def check_versions(label: str, there: dict[str, str], here: dict[str, str]) -> None:

@@ -33,22 +33,23 @@ class LogCollector:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, worker: Worker, path: Path) -> None:
-        """Have a worker's output appended to `path` from now on."""
+    def open(self, worker: Worker, path: Path) -> bool:
+        """Have a worker's output appended to `path` from now on; whether it sees that folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         proof = path.parent / f".{uuid.uuid4().hex}"
         proof.touch()
         try:
-            shared = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()))
+            shared: bool = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()))
         finally:
             proof.unlink(missing_ok=True)
         if shared:
-            return
+            return True
         with self._lock:
             self._sources[worker.label] = _Source(worker, path)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="worker logs", daemon=True)
                 self._thread.start()
+        return False
 
     def release(self, label: str) -> None:
         """Fetch what is left of one worker, which is about to end."""

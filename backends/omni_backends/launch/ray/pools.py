@@ -24,11 +24,12 @@ def device_resource(role: Role) -> str:
 
 
 def demand(role: Role, options: RayOptions) -> Resources:
-    """What one replica of a role asks for; empty where it lives with the trainer and needs nothing set aside."""
+    """What one replica of a role asks for, of an actor with ranks each rank; empty where it lives with the trainer and
+    needs nothing set aside."""
     resource = device_resource(role)
-    if role.name == "actor":
+    if role.name == "actor" and not role.ranks:
         return {resource: options.trainer_devices} if resource and options.trainer_devices else {}
-    if role.name not in REMOTE:
+    if role.name not in REMOTE and not role.ranks:
         return {}
     asked = {CPU: getattr(options, f"{role.name}_cpus"), resource: getattr(options, f"{role.name}_devices")}
     return {name: amount for name, amount in asked.items() if name and amount}
@@ -36,11 +37,16 @@ def demand(role: Role, options: RayOptions) -> Resources:
 
 @dataclass(frozen=True)
 class Pool:
-    """All replicas of one name, with what each asks for."""
+    """All replicas of one name, with what each asks for.
+
+    Args:
+        here: they use devices of the trainer's machine.
+    """
 
     name: str
     each: Resources
     replicas: int
+    here: bool = False
 
     def describe(self) -> str:
         what = " and ".join(f"{amount:g} {name}" for name, amount in self.each.items()) or "nothing"
@@ -49,9 +55,14 @@ class Pool:
 
 def pools(roles: Sequence[Role], options: RayOptions) -> list[Pool]:
     """The roles by name, in their order."""
-    counts = Counter(role.name for role in roles)
+    counts: Counter[str] = Counter()
+    for role in roles:
+        counts[role.name] += role.ranks or 1
     first = {role.name: role for role in reversed(roles)}
-    return [Pool(name, demand(first[name], options), count) for name, count in counts.items()]
+    return [
+        Pool(name, demand(first[name], options), count, here=name not in REMOTE and not first[name].ranks)
+        for name, count in counts.items()
+    ]
 
 
 def local_cpus(wanted: Sequence[Pool], options: RayOptions) -> int:
@@ -80,8 +91,8 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
         raise ClusterError(
             f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
             f"{asked}; free are {has} on {len(nodes)} machines",
-            remedy="add machines, end other jobs, or lower rollout.replicas, reward.workers, teacher.workers or what "
-            "each of them is given in launcher.options",
+            remedy="add machines, end other jobs, or lower actor.world_size, rollout.replicas, reward.workers, "
+            "teacher.workers or what each of them is given in launcher.options",
         )
     for pool in wanted:
         if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):

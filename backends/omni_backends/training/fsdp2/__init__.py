@@ -15,6 +15,8 @@ SPEC = PluginSpec(
         "lora": True,
         "full": True,
         "sharded": True,
+        "fake_score": True,
+        "rank_processes": True,
         "actor_keys": ACTOR_KEYS,
     },
 )

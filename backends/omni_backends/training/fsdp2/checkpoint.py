@@ -1,7 +1,8 @@
 """Sharded checkpoints by `torch.distributed.checkpoint`: each rank writes and reads its own parts, in safetensors.
 
 A folder holds ``weights/``, ``exp_avg/``, ``exp_avg_sq/`` and one folder per policy copy, in each one file per rank
-whose header says where its parts lie in the whole; ``steps.safetensors``, AdamW's counter of every updated tensor; and
+whose header says where its parts lie in the whole; ``steps.safetensors``, AdamW's counter of every updated tensor; for
+a copy that is trained itself the same beside it (``fake_exp_avg/``, ..., ``fake_steps.safetensors``); and
 ``engine.json``, as the single-process engine writes it. No file is a pickle. Since parts know their place, any number
 of ranks can read what any other number wrote.
 """
@@ -9,7 +10,7 @@ of ranks can read what any other number wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from omni_backends.training.state import (
     STATE_FILE,
     WEIGHTS,
     EngineState,
+    OptimizerState,
     check_tensors,
     fingerprint,
     flush,
@@ -42,36 +44,57 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STEPS = "steps"
 
 Parameters = Mapping[str, torch.nn.Parameter]
+Optimizers = Mapping[str, MasterOptimizer]
+"""Name of a policy copy that is trained itself -> its optimizer."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a rank tells the driver beside the files it wrote.
+    """Counters of an optimizer, which a checkpoint holds beside the shards.
 
     Args:
         updated: tensors with optimizer state, in order; `steps` are their counters.
         steps_done / lr: of the optimizer.
+        others: the same of further trained networks, by name.
     """
 
     updated: list[str]
     steps: list[float]
     steps_done: int
-    lr: float
+    lr: float = 0.0
+    others: Mapping[str, Saved] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, optimizer: MasterOptimizer, others: Optimizers | None = None) -> Saved:
+        """The counters of an optimizer as they are now."""
+        updated, state = optimizer.updated_names(), optimizer.state_tensors()
+        steps = [float(state[f"step/{name}"]) for name in updated]
+        further = {name: cls.of(other) for name, other in (others or {}).items()}
+        return cls(updated, steps, optimizer.steps_done, optimizer.learning_rate(), further)
 
 
 def save_shards(
-    folder: Path, parameters: Parameters, optimizer: MasterOptimizer, copies: Mapping[str, PolicyCopy]
+    folder: Path,
+    parameters: Parameters,
+    optimizer: MasterOptimizer,
+    copies: Mapping[str, PolicyCopy],
+    trained: Optimizers | None = None,
 ) -> Saved:
     """Write this rank's parts; all ranks must call it.
+
+    Args:
+        trained: optimizers of copies that are trained themselves.
 
     Raises:
         RunDirectoryError: a file cannot be written.
     """
-    updated = optimizer.updated_names()
-    state = optimizer.state_tensors()
     parts: dict[str, Mapping[str, torch.Tensor]] = {WEIGHTS: optimizer.masters}
     parts |= {name: copy.tensors() for name, copy in copies.items()}
-    parts |= {slot: {name: state[f"{slot}/{name}"] for name in updated} for slot in MOMENTS}
+    for prefix, each in {"": optimizer, **{f"{name}_": other for name, other in (trained or {}).items()}}.items():
+        state = each.state_tensors()
+        parts |= {
+            f"{prefix}{slot}": {name: state[f"{slot}/{name}"] for name in each.updated_names()} for slot in MOMENTS
+        }
     for part, tensors in parts.items():
         whole = {name: like(parameters[name], tensor.detach()) for name, tensor in tensors.items()}
         if not whole:
@@ -80,8 +103,7 @@ def save_shards(
         with disk_errors(path):
             path.mkdir(exist_ok=True)
             _save(whole, path)
-    steps = [float(state[f"step/{name}"]) for name in updated]
-    return Saved(updated, steps, optimizer.steps_done, optimizer.learning_rate())
+    return Saved.of(optimizer, trained)
 
 
 def _save(whole: dict[str, torch.Tensor], path: Path) -> None:
@@ -97,7 +119,8 @@ def _save(whole: dict[str, torch.Tensor], path: Path) -> None:
 
 def finish_save(folder: Path, saved: Saved, lora: LoraInfo | None) -> None:
     """Make the ranks' files durable and write what describes them."""
-    steps = {STEPS: {STEPS: torch.tensor(saved.steps, dtype=torch.float32)}} if saved.steps else {}
+    counted = {STEPS: saved.steps} | {f"{name}_{STEPS}": other.steps for name, other in saved.others.items()}
+    steps = {part: {STEPS: torch.tensor(found, dtype=torch.float32)} for part, found in counted.items() if found}
     files = dict(write_parts(folder, steps))
     with disk_errors(folder):
         for path in sorted(folder.rglob("*.safetensors")):
@@ -119,44 +142,76 @@ def engine_state(saved: Saved, lora: LoraInfo | None) -> EngineState:
         optimizer_steps=saved.steps_done,
         lr=saved.lr,
         updated=saved.updated,
+        others={name: OptimizerState(other.steps_done, other.updated) for name, other in saved.others.items()},
     )
 
 
 def check_checkpoint(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], copies: Sequence[str], lora: LoraInfo | None
-) -> tuple[EngineState, list[float]]:
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    copies: Sequence[str],
+    lora: LoraInfo | None,
+    trained: Sequence[str] = (),
+) -> Saved:
     """Verify that every file is there, whole and of this run, before a rank changes anything.
 
     Args:
         shapes: canonical name -> whole shape of what this run trains.
         copies: policies that this run keeps.
+        trained: those of them with an optimizer of their own.
 
     Returns:
-        The state, and AdamW's counters of `state.updated`.
+        The counters.
 
     Raises:
         CheckpointError: names the file, and what is wrong with it.
     """
     state, files = read_state(folder)
     path = folder / STATE_FILE
-    mine = engine_state(Saved([], [], 0, 0.0), lora)
+    mine = engine_state(Saved([], [], 0), lora)
     if (state.mode, state.lora) != (mine.mode, mine.lora):
         raise CheckpointError(
             f"checkpoint file {path} is of a run that trains {state.mode} weights ({state.lora}), this one trains "
             f"{mine.mode} ({mine.lora})",
             remedy="resume with the model.lora section that the checkpoint was made with",
         )
-    unknown = sorted(set(state.updated) - set(shapes))
-    if unknown:
-        raise CheckpointError(f"checkpoint file {path} names '{unknown[0]}', which this model does not train")
-    steps: list[float] = []
-    if state.updated:
-        steps = read_part(folder, STEPS, files, {STEPS: (len(state.updated),)})[STEPS].tolist()
+    for name in trained:
+        if name not in state.others:
+            raise CheckpointError(
+                f"checkpoint file {path} knows no optimizer of the '{name}' network, which this run trains",
+                remedy="resume with the algorithm that the checkpoint was made with",
+                choices=sorted(state.others),
+            )
     for part in (WEIGHTS, *copies):
         _check_part(folder, part, files, shapes)
-    for part in MOMENTS if state.updated else ():
-        _check_part(folder, part, files, {name: shapes[name] for name in state.updated})
-    return state, steps
+    others = {name: _check_optimizer(folder, f"{name}_", state.others[name], files, shapes) for name in trained}
+    own = OptimizerState(state.optimizer_steps, state.updated)
+    return replace(_check_optimizer(folder, "", own, files, shapes), lr=state.lr, others=others)
+
+
+def _check_optimizer(
+    folder: Path,
+    prefix: str,
+    state: OptimizerState,
+    files: Mapping[str, Mapping[str, object]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Saved:
+    """Counters of one optimizer, whose shards were checked.
+
+    Args:
+        prefix: of its parts.
+    """
+    unknown = sorted(set(state.updated) - set(shapes))
+    if unknown:
+        raise CheckpointError(
+            f"checkpoint file {folder / STATE_FILE} names '{unknown[0]}', which this model does not train"
+        )
+    if not state.updated:
+        return Saved([], [], state.optimizer_steps)
+    steps = read_part(folder, f"{prefix}{STEPS}", files, {STEPS: (len(state.updated),)})[STEPS]
+    for slot in MOMENTS:
+        _check_part(folder, f"{prefix}{slot}", files, {name: shapes[name] for name in state.updated})
+    return Saved(state.updated, steps.tolist(), state.optimizer_steps)
 
 
 def _check_part(
@@ -194,11 +249,14 @@ def load_shards(
     parameters: Parameters,
     optimizer: MasterOptimizer,
     copies: Mapping[str, PolicyCopy],
-    updated: list[str],
-    steps: list[float],
-    steps_done: int,
+    saved: Saved,
+    trained: Optimizers | None = None,
 ) -> None:
     """Read this rank's parts of a checked folder, all of them before the first is used; all ranks must call it.
+
+    Args:
+        saved: as :func:`check_checkpoint` found it.
+        trained: as of :func:`save_shards`.
 
     Raises:
         CheckpointError: a file cannot be read after all.
@@ -214,22 +272,28 @@ def load_shards(
                 raise CheckpointError(f"the checkpoint's shards in {folder / part} cannot be read: {error}") from error
         return own
 
+    def slots(prefix: str, one: Saved) -> dict[str, torch.Tensor]:
+        parts = {slot: read(f"{prefix}{slot}", one.updated) for slot in MOMENTS}
+        found = {f"{slot}/{name}": tensor for slot, part in parts.items() for name, tensor in part.items()}
+        return found | {f"step/{name}": torch.tensor(step) for name, step in zip(one.updated, one.steps, strict=True)}
+
     names = list(optimizer.masters)
-    weights = read(WEIGHTS, names)
-    slots = {f"{slot}/{name}": tensor for slot in MOMENTS for name, tensor in read(slot, updated).items()}
-    slots |= {f"step/{name}": torch.tensor(step) for name, step in zip(updated, steps, strict=True)}
-    others = {name: read(name, names) for name in copies}
+    weights, others = read(WEIGHTS, names), {name: read(name, names) for name in copies}
+    optimizers = [("", optimizer, saved)]
+    optimizers += [(f"{name}_", other, saved.others[name]) for name, other in (trained or {}).items()]
+    states = [slots(prefix, one) for prefix, _, one in optimizers]
     optimizer.load_masters(weights)
-    optimizer.load_state(updated, slots, steps_done)
     for name, tensors in others.items():
         copies[name].load(tensors)
+    for (_, each, one), state in zip(optimizers, states, strict=True):
+        each.load_state(one.updated, state, one.steps_done)
 
 
 def read_whole(folder: Path, part: str) -> dict[str, torch.Tensor]:
     """One part of a sharded checkpoint as whole tensors, in a process of its own (no ranks are needed).
 
     Args:
-        part: 'weights', 'exp_avg', 'exp_avg_sq' or a policy copy.
+        part: 'weights', 'exp_avg', 'exp_avg_sq', a policy copy, or 'fake_exp_avg' and the like.
     """
     reader = HuggingFaceStorageReader(str(folder / part))
     found = {

@@ -6,23 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from omni_backends.training.checks import check_config, check_requires
 from omni_backends.training.export import export_full, export_lora
 from omni_backends.training.fsdp2.checkpoint import check_checkpoint, finish_save
+from omni_backends.training.fsdp2.distil import train_fake
 from omni_backends.training.fsdp2.layout import Layout
 from omni_backends.training.fsdp2.process import RankSpec
 from omni_backends.training.fsdp2.ranks import Ranks
 from omni_backends.training.fsdp2.shares import Round, check_batch, deal, in_order
 from omni_backends.training.fsdp2.stream import GatheredStream, buckets
+from omni_backends.training.generated import check_generated
 from omni_backends.training.lifecycle import TAGS, SleepGuard
 from omni_backends.training.rows import RowLog, check_norm, filled_up
 from omni_backends.training.worker import micro_batch_size, mini_batch_weight
 from omni_portable.config.kinds import trained_kind
-from omni_portable.contracts.algorithm import TrainBatch
+from omni_portable.contracts.algorithm import ScoreDistillation, TrainBatch
 from omni_portable.contracts.device import SleepTag
 from omni_portable.contracts.errors import CapabilityError, NonFiniteError
 from omni_portable.contracts.lifecycle import Ack
@@ -52,13 +54,15 @@ class Fsdp2TrainEngine:
     name = "fsdp2"
     rank_class = "omni_backends.training.fsdp2.rank:Fsdp2Rank"
     """'module:class' of what each process builds."""
+    distils = True
+    """It trains the steps of the policy's own sampling, with a fake score network beside the policy."""
 
     def __init__(self, setup: EngineSetup) -> None:
         check_config(setup, self.name)
-        if setup.requires.fake_score:
+        if setup.requires.fake_score and not self.distils:
             raise CapabilityError(
                 f"the algorithm trains a fake score network beside the policy, which train engine '{self.name}' cannot",
-                remedy="set actor.engine=single",
+                remedy="set actor.engine=fsdp2 or single",
             )
         config, self._setup = setup.config, setup
         self._layout = Layout.of(config.actor)
@@ -71,10 +75,10 @@ class Fsdp2TrainEngine:
             requires=setup.requires,
             device=setup.device.name,
             generation=setup.device.generation,
-            threads=max(1, threads // self._layout.size),
+            threads=threads,
             rank_class=self.rank_class,
         )
-        self._ranks = Ranks(self.name, spec, self._layout.size)
+        self._ranks = Ranks(self.name, spec, self._layout.size, setup.spawn)
         self._facts = self._ranks.facts[0]
         self._guard = SleepGuard(self.name, _RankPools(self._ranks))
         self._version = 0
@@ -102,7 +106,8 @@ class Fsdp2TrainEngine:
         """One optimizer step over the whole batch (see `accumulate` for the loss).
 
         Raises:
-            NonFiniteError: a loss or the gradient is not finite; weights, optimizer and averages are unchanged.
+            NonFiniteError: a loss or the gradient is not finite; weights, optimizer and averages are unchanged (updates
+                that a fake score network had before stay).
             DataError: every sample has weight 0, or the batch's tensors do not fit.
             ConsistencyError: trajectories of one micro-batch that cannot share a forward, or that ran another schedule
                 than their request's; samples that would need different forwards on different ranks.
@@ -111,16 +116,23 @@ class Fsdp2TrainEngine:
         """
         self._guard.require_awake("train", *TAGS)
         check_requires(algorithm, self._setup)
-        if algorithm.row_kind == "generated":
+        own = algorithm.row_kind == "generated"
+        if own and not self.distils:
             raise CapabilityError(
                 f"algorithm '{algorithm.name}' trains the steps of its own sampling, which train engine '{self.name}' "
                 "cannot",
-                remedy="set actor.engine=single",
+                remedy="set actor.engine=fsdp2 or single",
             )
         self._check(batch, algorithm.row_kind)
         total = mini_batch_weight(batch, algorithm, tokens=self._tokens)
         rounds = deal(batch, self._micro_size, self._layout.data, train=True)
-        log, norm = self._accumulate(rounds, algorithm, total)
+        beside: dict[str, float] = {}
+        if own:
+            distilled, shares = cast(ScoreDistillation, algorithm), self._shares(rounds)
+            check_generated(batch, distilled, self._micro_size)
+            beside = train_fake(self._ranks, rounds, shares, self._layout, batch, distilled, total)
+            self._changed()
+        log, norm = self._accumulate(rounds, algorithm, total, kept=own)
         try:
             log.check_finite()
             if not math.isfinite(norm):
@@ -132,7 +144,7 @@ class Fsdp2TrainEngine:
         lr, self.optimizer_steps = self._ranks.call("step", norm=norm)[0]
         self._changed()
         metrics = {**log.metrics(total if self._tokens else None), "actor/grad_norm": norm, "actor/lr": lr}
-        return StepResult(metrics, log.log_probs())
+        return StepResult(metrics | beside, log.log_probs())
 
     def update_old_policy(self, decay: float) -> None:
         """old <- decay * old + (1 - decay) * current (0 copies), for algorithms that require an old policy."""
@@ -186,10 +198,9 @@ class Fsdp2TrainEngine:
         """
         self._guard.require_awake("load", *TAGS)
         facts = self._facts
-        state, steps = check_checkpoint(folder, facts.shapes, facts.copies, facts.lora)
-        done = state.optimizer_steps
-        self._ranks.call("load", folder=folder, updated=state.updated, steps=steps, steps_done=done)
-        self.optimizer_steps = done
+        saved = check_checkpoint(folder, facts.shapes, facts.copies, facts.lora, facts.trained)
+        self._ranks.call("load", folder=folder, saved=saved)
+        self.optimizer_steps = saved.steps_done
         self._changed()
 
     def export(self, folder: Path, policy: Policy = "current") -> None:
@@ -217,8 +228,11 @@ class Fsdp2TrainEngine:
         alike, routed = self._layout.data > 1, self._facts.routed
         check_batch(batch, self._micro_size, rows=rows, alike=alike, routed=routed)
 
-    def _accumulate(self, rounds: Sequence[Round], algorithm: AnyAlgorithm, total: float) -> tuple[RowLog, float]:
-        shares = self._shares(rounds)
+    def _accumulate(
+        self, rounds: Sequence[Round], algorithm: AnyAlgorithm, total: float, kept: bool = False
+    ) -> tuple[RowLog, float]:
+        """Rows of all rounds in the batch's order, and the norm; `kept`: the ranks have their shares."""
+        shares = None if kept else self._shares(rounds)
         results = self._ranks.call("accumulate", shares, algorithm=algorithm, total_weight=total)
         log = RowLog()
         for part in in_order([logs for logs, _ in results], rounds, self._layout):
@@ -229,7 +243,9 @@ class Fsdp2TrainEngine:
         """Which samples a gradient that is not finite came from: the rounds again, one at a time."""
         for dealt in rounds:
             if dealt[0].backward:
-                _, norm = self._accumulate([dealt], algorithm, total)
+                if own := algorithm.row_kind == "generated":
+                    self._ranks.call("sample", self._shares([dealt]), algorithm=algorithm)
+                _, norm = self._accumulate([dealt], algorithm, total, kept=own)
                 names = [t.request.request_id for share in dealt for t in share.batch.trajectories]
                 check_norm(norm, list(dict.fromkeys(names)))
 

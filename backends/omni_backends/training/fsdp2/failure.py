@@ -66,16 +66,30 @@ class Failure:
 
 def died(who: str, what: str, exit_code: int | None) -> RankError:
     """The error for a process that ended without an answer."""
-    if exit_code is not None and exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = "unknown"
-        how = f"was killed by signal {-exit_code} ({name})"
-    else:
-        how = f"ended with exit code {exit_code}" if exit_code is not None else "closed its connection"
+    return lost(who, what, how_it_ended(exit_code))
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """'was killed by signal 9 (SIGKILL)', of the exit code of a child."""
+    if exit_code is None:
+        return "closed its connection"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-exit_code} ({name})"
+
+
+def lost(who: str, what: str, how: str) -> RankError:
+    """The error for a process that is gone.
+
+    Args:
+        how: see :func:`how_it_ended`.
+    """
     return RankError(
         f"{who} {how} while it had to {what}; the other ranks were stopped",
-        remedy="look above for what it wrote last, and for the kernel's out-of-memory killer (dmesg); then continue "
-        "from the last checkpoint with trainer.resume=auto",
+        remedy="look for what it wrote last (above, or in its log), and for the kernel's out-of-memory killer (dmesg); "
+        "then continue from the last checkpoint with trainer.resume=auto",
     )

@@ -17,11 +17,14 @@ import torch.distributed as dist
 
 from omni_backends.training.fsdp2.channel import Channel
 from omni_backends.training.fsdp2.failure import Failure, RankError
+from omni_backends.training.fsdp2.message import from_bytes, to_bytes
 from omni_backends.training.fsdp2.rank import COMMANDS, Fsdp2Rank
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires
+from omni_portable.contracts.device import Device
 from omni_portable.contracts.model import ModelLoad
+from omni_portable.contracts.ranks import RankPlace, Serve
 from omni_portable.models.setup import EngineSetup
 
 ORPHANED = 71
@@ -35,8 +38,7 @@ class RankSpec:
     Args:
         config / load / requires: of the engine's setup.
         device / generation: name of the device plugin, and the generation that the driver found.
-        init_method: where the ranks meet.
-        threads: CPU threads for arithmetic.
+        threads: CPU threads for arithmetic of all ranks of one machine.
         rank_class: 'module:class' of the rank, for engines that build theirs otherwise.
     """
 
@@ -46,18 +48,18 @@ class RankSpec:
     device: str
     generation: str
     threads: int
-    init_method: str = ""
     rank_class: str = "omni_backends.training.fsdp2.rank:Fsdp2Rank"
 
 
-def rank_main(spec: RankSpec, rank: int, connection: Connection) -> None:
-    """Entry point of the process; answers 'ready' or a failure first, then one answer per command."""
+def rank_main(spec: RankSpec, place: RankPlace, connection: Connection) -> None:
+    """Entry point of a child; answers 'ready' or a failure first, then one answer per command."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
     _end_with_parent()
     channel = Channel(connection)
     try:
-        built = _build(spec, rank)
+        os.environ.update(registry.load("device", spec.device)(spec.generation).environment("actor"))
+        built = _build(spec, place)
     except Exception as error:  # noqa: BLE001 - it is raised in the driver, whatever it is
         channel.send(Failure.of(error))
         return
@@ -66,20 +68,50 @@ def rank_main(spec: RankSpec, rank: int, connection: Connection) -> None:
     dist.destroy_process_group()
 
 
-def _build(spec: RankSpec, rank: int) -> Fsdp2Rank:
-    world_size = spec.config.actor.world_size
+def served(blob: bytes, place: RankPlace) -> tuple[bytes, Serve | None]:
+    """Entry point in a process that a launcher placed (a `contracts.ranks.RankEntry`).
+
+    Args:
+        blob: the `RankSpec`, as `message.to_bytes` makes it. The device's variables came with the process.
+    """
+    faulthandler.enable()
+    try:
+        built = _build(from_bytes(blob), place)
+    except Exception as error:  # noqa: BLE001 - it is raised in the driver, whatever it is
+        return to_bytes(Failure.of(error)), None
+
+    def serve(message: bytes) -> bytes:
+        command = from_bytes(message)
+        if command is None:
+            dist.destroy_process_group()
+            return to_bytes(("done", None))
+        return to_bytes(_answer(built, *command))
+
+    return to_bytes(("ready", built.facts())), serve
+
+
+def _build(spec: RankSpec, place: RankPlace) -> Fsdp2Rank:
     device = registry.load("device", spec.device)(spec.generation)
-    os.environ.update(device.environment("actor"))
-    os.environ["LOCAL_RANK"] = str(rank)
-    torch.set_num_threads(spec.threads)
+    os.environ["LOCAL_RANK"] = str(place.device_index)
+    if place.interface:
+        _use_interface(device, place.interface)
+    torch.set_num_threads(max(1, spec.threads // place.neighbours))
     if spec.config.device.deterministic:
         device.determinism.enable(spec.config.trainer.seed)
-    device.collectives.init_process_group(rank, world_size, spec.init_method, spec.config.actor.rank_timeout_s)
-    index = rank if device.torch_device_type != "cpu" else 0
+    device.collectives.init_process_group(place.rank, place.count, place.init_method, spec.config.actor.rank_timeout_s)
+    index = place.device_index if device.torch_device_type != "cpu" else 0
     load = replace(spec.load, torch_device=device.torch_device(index))
     module, _, name = spec.rank_class.partition(":")
     rank_class: type[Fsdp2Rank] = getattr(importlib.import_module(module), name)
-    return rank_class(EngineSetup(spec.config, device, load, spec.requires), rank, world_size)
+    return rank_class(EngineSetup(spec.config, device, load, spec.requires), place.rank, place.count)
+
+
+def _use_interface(device: Device, interface: str) -> None:
+    """Have ranks of several machines talk over the interface between them, unless the user chose one: the device's own
+    default serves one machine."""
+    variable = device.collectives.interface_variable
+    if variable and os.environ.get(variable) in (None, device.environment("actor").get(variable)):
+        os.environ[variable] = interface
 
 
 def _serve(channel: Channel, rank: Fsdp2Rank) -> None:

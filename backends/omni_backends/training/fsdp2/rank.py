@@ -6,7 +6,7 @@ the same methods. All ranks must be given the same commands in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from omni_backends.training.accumulate import accumulate
+from omni_backends.training.accumulate import RowLoss, accumulate
+from omni_backends.training.fake import FakeLoss
 from omni_backends.training.fsdp2 import checkpoint
 from omni_backends.training.fsdp2.layout import Layout
 from omni_backends.training.fsdp2.optim import ShardedOptimizer
@@ -29,10 +30,13 @@ from omni_backends.training.fsdp2.shard import (
     sync_gradients,
 )
 from omni_backends.training.fsdp2.shares import Share
+from omni_backends.training.generated import OwnSamples
 from omni_backends.training.lifecycle import TAGS
+from omni_backends.training.micro import MicroBatch
 from omni_backends.training.policies import Swap
 from omni_backends.training.rows import RowLog
 from omni_backends.training.worker import Worker, trainable_parameters
+from omni_portable.contracts.algorithm import ScoreDistillation
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.contracts.training import Policy
@@ -43,6 +47,9 @@ from omni_portable.models.weights import canonical_name, tensor_info
 
 COMMANDS = (
     "score",
+    "sample",
+    "accumulate_fake",
+    "step_fake",
     "accumulate",
     "step",
     "discard",
@@ -56,6 +63,9 @@ COMMANDS = (
 )
 """Methods that a driver may call."""
 
+Pass = tuple[Share, Iterable[MicroBatch]]
+"""A share and its rows."""
+
 
 @dataclass(frozen=True)
 class RankFacts:
@@ -66,6 +76,7 @@ class RankFacts:
         shapes: canonical name -> whole shape of every trained tensor, in the order in which they travel.
         dtypes: canonical name -> dtype in which it travels.
         copies: names of the policies kept beside the current one.
+        trained: those of them that an optimizer of their own trains.
         routed: a row's timestep decides which part of the model works on it.
         optimizer_steps: done so far.
     """
@@ -74,6 +85,7 @@ class RankFacts:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]
     copies: tuple[str, ...]
+    trained: tuple[str, ...]
     routed: bool
     optimizer_steps: int
 
@@ -92,6 +104,7 @@ class Fsdp2Rank(Worker):
         self._layout = Layout.of(setup.config.actor)
         assert self._layout.size == world_size
         self._rank = rank
+        self._kept: list[tuple[Share, OwnSamples]] = []
         super().__init__(setup)
 
     def facts(self) -> RankFacts:
@@ -101,6 +114,7 @@ class Fsdp2Rank(Worker):
             shapes={name: tuple(parameter.shape) for name, parameter in self._sharded.items()},
             dtypes=self._dtypes,
             copies=tuple(self._policies.copies),
+            trained=tuple(self._trained_copies()),
             routed=isinstance(self._module, Experts),
             optimizer_steps=self.optimizer_steps,
         )
@@ -113,37 +127,69 @@ class Fsdp2Rank(Worker):
         reshard(self._module)
         return [scored if self._counts(share) else None for share, scored in zip(shares, found, strict=True)]
 
+    def sample(self, shares: Sequence[Share], algorithm: ScoreDistillation) -> None:
+        """Keep shares of 'generated' rows and what the policy makes of them, until its step is done."""
+        self._guard.require_awake("train", *TAGS)
+        self._kept = [
+            (share, OwnSamples(self._adapter, share.batch, algorithm, share.size, self._device)) for share in shares
+        ]
+        reshard(self._module)
+
+    def accumulate_fake(
+        self, update: int, algorithm: ScoreDistillation, total_weight: float
+    ) -> tuple[list[RowLog | None], float]:
+        """Forward and backward of the fake network over what was kept; the gradient stays for :meth:`step_fake`.
+
+        Args:
+            update: number of the update, from 0; each has noise of its own.
+            total_weight: as of :meth:`accumulate`.
+
+        Returns:
+            As of :meth:`accumulate`, of the shares with a backward only.
+        """
+        self._optimizer.zero_grad()
+        passes = [(share, own.fake_rows(update)) for share, own in self._kept if share.backward]
+        with self._policies.standing_in("fake"):
+            logs = self._passes(passes, FakeLoss.of(algorithm), total_weight, {})
+        return logs, float(self._optimizer.gradient_norm())
+
+    def step_fake(self, norm: float) -> float:
+        """Update the fake network, clipped by the given norm; the learning rate used."""
+        assert self._fake is not None
+        return self._fake.step(torch.tensor(norm, device=self._device))
+
     def accumulate(
-        self, shares: Sequence[Share], algorithm: AnyAlgorithm, total_weight: float
+        self, algorithm: AnyAlgorithm, total_weight: float, shares: Sequence[Share] | None = None
     ) -> tuple[list[RowLog | None], float]:
         """Forward and backward of every share; the gradient stays for :meth:`step`.
 
         Args:
             total_weight: of the whole mini-batch, over all ranks.
+            shares: None: those of :meth:`sample`.
 
         Returns:
             Rows of each share (None as in :meth:`score`), and the norm of the gradient over all ranks.
         """
         self._guard.require_awake("train", *TAGS)
         self._optimizer.zero_grad()
-        others = self._others(algorithm)
-        last = max((at for at, share in enumerate(shares) if share.backward), default=-1)
-        logs: list[RowLog | None] = []
-        for at, share in enumerate(shares):
-            log = self._pass(share, algorithm, total_weight, others, at == last)
-            logs.append(log if self._counts(share) else None)
-        reshard(self._module)
+        if shares is None:
+            passes: list[Pass] = [(share, own.policy_rows()) for share, own in self._kept]
+        else:
+            passes = [(share, self._micro_batches(share.batch, algorithm, share.size)) for share in shares]
+        logs = self._passes(passes, algorithm, total_weight, self._others(algorithm))
         return logs, float(self._optimizer.gradient_norm())
 
     def step(self, norm: float) -> tuple[float, int]:
         """Clip by the given norm and update; (learning rate used, optimizer steps done)."""
         lr = self._optimizer.learning_rate()
         self._optimizer.step(torch.tensor(norm, device=self._device))
+        self._kept = []
         self._policies.after_step()
         return lr, self.optimizer_steps
 
     def discard(self) -> None:
-        """Drop the accumulated gradient."""
+        """Drop the accumulated gradient, and what was kept to make it."""
+        self._kept = []
         self._optimizer.zero_grad()
 
     def describe(self, policy: Policy, names: Sequence[str]) -> dict[str, TensorInfo]:
@@ -172,15 +218,15 @@ class Fsdp2Rank(Worker):
     def save(self, folder: Path) -> checkpoint.Saved:
         """Write this rank's shards of weights, policy copies and optimizer state below an existing folder."""
         self._guard.require_awake("save", *TAGS)
-        return checkpoint.save_shards(folder, self._sharded, self._optimizer, self._policies.copies)
+        copies, trained = self._policies.copies, self._trained_copies()
+        return checkpoint.save_shards(folder, self._sharded, self._optimizer, copies, trained)
 
-    def load(self, folder: Path, updated: list[str], steps: list[float], steps_done: int) -> None:
+    def load(self, folder: Path, saved: checkpoint.Saved) -> None:
         """Restore this rank's shards from a folder that the driver has checked."""
         self._guard.require_awake("load", *TAGS)
         reshard(self._module)
-        checkpoint.load_shards(
-            folder, self._sharded, self._optimizer, self._policies.copies, updated, steps, steps_done
-        )
+        copies, trained = self._policies.copies, self._trained_copies()
+        checkpoint.load_shards(folder, self._sharded, self._optimizer, copies, saved, trained)
 
     def _distribute(self) -> None:
         actor, device = self._setup.config.actor, self._setup.device
@@ -214,15 +260,32 @@ class Fsdp2Rank(Worker):
 
         return swap
 
+    def _passes(
+        self, passes: Sequence[Pass], algorithm: RowLoss, total_weight: float, others: Mapping[Policy, Any]
+    ) -> list[RowLog | None]:
+        last = max((at for at, (share, _) in enumerate(passes) if share.backward), default=-1)
+        logs: list[RowLog | None] = []
+        for at, (share, micros) in enumerate(passes):
+            log = self._pass(share, micros, algorithm, total_weight, others, at == last)
+            logs.append(log if self._counts(share) else None)
+        reshard(self._module)
+        return logs
+
     def _pass(
-        self, share: Share, algorithm: AnyAlgorithm, total_weight: float, others: Mapping[Policy, Any], last: bool
+        self,
+        share: Share,
+        micros: Iterable[MicroBatch],
+        algorithm: RowLoss,
+        total_weight: float,
+        others: Mapping[Policy, Any],
+        last: bool,
     ) -> RowLog:
         if not share.backward:
-            return self._forward_only(share, algorithm)
+            return self._forward_only(micros)
         each = self._setup.config.actor.gradient_sync == "each"
         return accumulate(
             self._adapter,
-            self._micro_batches(share.batch, algorithm, share.size),
+            micros,
             algorithm,
             total_weight=total_weight,
             others=others,
@@ -230,10 +293,10 @@ class Fsdp2Rank(Worker):
             scale=0.0 if share.kind == "repeat" else 1.0,
         )
 
-    def _forward_only(self, share: Share, algorithm: AnyAlgorithm) -> RowLog:
+    def _forward_only(self, micros: Iterable[MicroBatch]) -> RowLog:
         log = RowLog()
         with torch.no_grad():
-            for micro in self._micro_batches(share.batch, algorithm, share.size):
+            for micro in micros:
                 for step in range(micro.num_steps):
                     log.add_log_probs(micro.recorded(micro.forward(self._adapter, step)))
                 log.end_micro_batch(micro.common.request_ids, None)

@@ -87,7 +87,7 @@ def check_batch(batch: TrainBatch, size: int, *, rows: str, alike: bool, routed:
     """Find out before any process starts what would stop one of them half-way.
 
     Args:
-        rows: 'transitions', 'noised', or of a token algorithm.
+        rows: 'transitions', 'noised', 'generated', or of a token algorithm.
         alike: several data ranks must run the same forwards at the same time.
         routed: a row's timestep decides which part of the model works on it.
 
@@ -110,7 +110,7 @@ def check_batch(batch: TrainBatch, size: int, *, rows: str, alike: bool, routed:
         raise ConsistencyError("samples with and without guidance in one batch need different forwards on each rank")
     if not routed:
         return
-    if rows == "noised":
+    if rows in ("noised", "generated"):
         raise CapabilityError(
             "this model chooses an expert by the noise level, which differs from rank to rank where rows are noised "
             "afresh; train engine 'fsdp2' cannot gather different experts on different ranks",

@@ -16,6 +16,7 @@ SPEC = PluginSpec(
         "families": ("qwen3",),
         "lora": False,
         "full": True,
+        "rank_processes": True,
         "actor_keys": ("world_size", "tensor_parallel", "rank_timeout_s"),
         "evidence": {"cpu": "tests/backends/training/megatron"},
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omni_backends.training.evidence import warn_unproven
+from omni_backends.training.fsdp2.checkpoint import Saved
 from omni_backends.training.fsdp2.engine import Fsdp2TrainEngine
 from omni_backends.training.megatron import SPEC, checkpoint
 from omni_backends.training.megatron.policy import source_settings
@@ -35,6 +36,7 @@ class MegatronTrainEngine(Fsdp2TrainEngine):
 
     name = "megatron"
     rank_class = "omni_backends.training.megatron.rank:MegatronRank"
+    distils = False
 
     def __init__(self, setup: EngineSetup) -> None:
         _check_setup(setup)
@@ -52,7 +54,7 @@ class MegatronTrainEngine(Fsdp2TrainEngine):
             CheckpointError: a file is missing, truncated, corrupt or does not fit this run; names it.
         """
         state = checkpoint.check(folder, self._facts.shapes, self._facts.copies)
-        self._ranks.call("load", folder=folder, updated=state.updated, steps=[], steps_done=state.optimizer_steps)
+        self._ranks.call("load", folder=folder, saved=Saved(state.updated, [], state.optimizer_steps))
         self.optimizer_steps = state.optimizer_steps
         self._changed()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from omni_backends.training.accumulate import accumulate
+from omni_backends.training.accumulate import RowLoss, accumulate
+from omni_backends.training.fsdp2.checkpoint import Saved
 from omni_backends.training.fsdp2.rank import Fsdp2Rank, RankFacts
 from omni_backends.training.fsdp2.shares import Share
 from omni_backends.training.lifecycle import TAGS
@@ -21,11 +22,11 @@ from omni_backends.training.megatron.names import place
 from omni_backends.training.megatron.optim import SharedOptimizer
 from omni_backends.training.megatron.policy import MegatronAdapter, MegatronPolicy, source_settings
 from omni_backends.training.megatron.settings import settings
+from omni_backends.training.micro import MicroBatch
 from omni_backends.training.policies import Swap
 from omni_backends.training.rows import RowLog
 from omni_portable.config.plugins import plugin_options
 from omni_portable.contracts.lifecycle import Ack
-from omni_portable.contracts.tokens import AnyAlgorithm
 from omni_portable.contracts.training import Policy
 from omni_portable.models.weights import named_tensors
 
@@ -46,6 +47,7 @@ class MegatronRank(Fsdp2Rank):
             shapes=self._shapes,
             dtypes=self._dtypes,
             copies=tuple(self._policies.copies),
+            trained=(),
             routed=False,
             optimizer_steps=self.optimizer_steps,
         )
@@ -75,7 +77,7 @@ class MegatronRank(Fsdp2Rank):
         if self._layout.data_rank(self._rank) == 0:
             checkpoint.save(folder, self._optimizer, copies, names, self._shape, self._whole, write=self._rank == 0)
 
-    def load(self, folder: Path, updated: list[str], steps: list[float], steps_done: int) -> None:
+    def load(self, folder: Path, saved: Saved) -> None:
         """Restore this rank's shares from a folder that the driver has checked."""
         self._guard.require_awake("load", *TAGS)
         copies, size = self._policies.copies, self._layout.tensor
@@ -112,13 +114,19 @@ class MegatronRank(Fsdp2Rank):
         return None
 
     def _pass(
-        self, share: Share, algorithm: AnyAlgorithm, total_weight: float, others: Mapping[Policy, Any], last: bool
+        self,
+        share: Share,
+        micros: Iterable[MicroBatch],
+        algorithm: RowLoss,
+        total_weight: float,
+        others: Mapping[Policy, Any],
+        last: bool,
     ) -> RowLog:
         if not share.backward:
-            return self._forward_only(share, algorithm)
+            return self._forward_only(micros)
         return accumulate(
             self._adapter,
-            self._micro_batches(share.batch, algorithm, share.size),
+            micros,
             algorithm,
             total_weight=total_weight,
             others=others,

@@ -16,6 +16,7 @@ SPEC = PluginSpec(
         "lora": True,
         "full": True,
         "sharded": True,
+        "rank_processes": True,
         "actor_keys": (
             "world_size",
             "sharding",

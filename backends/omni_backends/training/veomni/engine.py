@@ -38,6 +38,7 @@ class VeOmniTrainEngine(Fsdp2TrainEngine):
 
     name = "veomni"
     rank_class = "omni_backends.training.veomni.rank:VeOmniRank"
+    distils = False
 
     def __init__(self, setup: EngineSetup) -> None:
         self._options = _check_setup(setup)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +30,8 @@ SPEC = PluginSpec(
     "tests.backends.training.fsdp2.blocks:BlocksAdapter",
     capabilities={"kinds": ("diffusion",), "guidance": True},
 )
+TEACHER = "blocks-teacher"
+"""Name of a folder whose model is another than the one of all other folders."""
 RAISE, DIE = 12345.0, 66666.0
 """First latent of a sample that makes the rank which scores it raise, or kill itself."""
 
@@ -73,6 +77,10 @@ class BlocksAdapter(ToyAdapter):
     def __init__(self, load: ModelLoad) -> None:
         super().__init__(load, "blocks")
         self.transformer = BlocksTransformer().to(load.torch_device, load.dtype).eval()
+        if load.path.name == TEACHER:
+            with torch.no_grad():
+                for parameter in self.transformer.parameters():
+                    parameter.mul_(0.7)
 
     def lora_targets(self) -> tuple[str, ...]:
         return ("to_q", "up", "down")
@@ -94,6 +102,29 @@ class BlocksAdapter(ToyAdapter):
         if bool((first == DIE).any()):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().velocity(latents, timesteps, conditioning, guidance_scale, negative)
+
+
+@contextmanager
+def blocks_plugin(folder: Path) -> Iterator[Path]:
+    """The family 'blocks' as an installed package in `folder` would register it: other processes must find it too."""
+    info = folder / "blocks_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: blocks-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[omni_portable.models]\nblocks = tests.backends.training.fsdp2.blocks:SPEC\n"
+    )
+    sys.path.insert(0, str(folder))
+    registry._entry_points.cache_clear()
+    yield folder
+    sys.path.remove(str(folder))
+    registry._entry_points.cache_clear()
+
+
+def build_engine(config, setup: EngineSetup):
+    """The train engine of an actor's role."""
+    from omni_backends.training.fsdp2.engine import Fsdp2TrainEngine
+
+    return Fsdp2TrainEngine(setup)
 
 
 def blocks_setup(

@@ -1,34 +1,21 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from omni_backends.training.fsdp2.engine import Fsdp2TrainEngine
-from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.models.setup import EngineSetup
-from tests.backends.training.fsdp2.blocks import blocks_setup
+from tests.backends.training.fsdp2.blocks import blocks_plugin, blocks_setup
 
 EVERYTHING = Requires(reference_policy=True, old_policy=True, ema=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _blocks_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The family 'blocks' as an installed package would register it: other processes must find it too."""
-    folder = tmp_path_factory.mktemp("plugin")
-    info = folder / "blocks_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: blocks-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[omni_portable.models]\nblocks = tests.backends.training.fsdp2.blocks:SPEC\n"
-    )
-    sys.path.insert(0, str(folder))
-    registry._entry_points.cache_clear()
-    yield
-    sys.path.remove(str(folder))
-    registry._entry_points.cache_clear()
+    with blocks_plugin(tmp_path_factory.mktemp("plugin")):
+        yield
 
 
 @pytest.fixture
