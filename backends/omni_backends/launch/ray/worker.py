@@ -54,20 +54,21 @@ class Worker:
     def fetch(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`ask`, for methods that answer with something plain."""
         limit = timeout_s or self._timeout_s
-        deadline = time.monotonic() + limit
         self.require_cluster()
         try:
-            answer = getattr(self.actor, method).remote(*arguments)
-            while not ray.wait([answer], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
-                self.require_cluster()
-                if time.monotonic() > deadline:
-                    raise ClusterError(
-                        f"'{self.label}' did not answer '{method}' within {limit:g} seconds",
-                        remedy=f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time",
-                    )
-            return ray.get(answer)
+            late = f"'{self.label}' did not answer '{method}' within {limit:g} seconds"
+            return self._wait(getattr(self.actor, method).remote(*arguments), limit, late)
         except RayError as error:
             raise self.explained(error) from error
+
+    def _wait(self, reference: Any, limit_s: float, late: str) -> Any:
+        deadline = time.monotonic() + limit_s
+        while not ray.wait([reference], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
+            self.require_cluster()
+            if time.monotonic() > deadline:
+                remedy = f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time"
+                raise ClusterError(late, remedy=remedy)
+        return ray.get(reference)
 
     async def asked(self, method: str, *arguments: Any) -> bytes:
         """As :meth:`ask`, without blocking the event loop and without a limit of time; the packed answer."""
@@ -98,13 +99,9 @@ class Worker:
             WorkerLostError: it is gone with its machine.
         """
         self.require_cluster()
+        late = f"media that '{self.label}' drew did not come within {self._timeout_s:g} seconds"
         try:
-            return ray.get(reference, timeout=self._timeout_s)
-        except GetTimeoutError as error:
-            raise ClusterError(
-                f"media that '{self.label}' drew did not come within {self._timeout_s:g} seconds",
-                remedy="launcher.options.answer_timeout_s allows more time",
-            ) from error
+            return self._wait(reference, self._timeout_s, late)
         except RayError as error:
             raise self.explained(error) from error
 
