@@ -1,7 +1,8 @@
-"""Joining a cluster leaves SIGTERM to the command, whatever Ray installs."""
+"""Joining a cluster leaves SIGTERM to the command, and keeps Ray from aborting it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -30,3 +31,16 @@ def test_the_handler_of_sigterm_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_ray_has_no_time_to_abort_a_process_whose_head_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, seen = "RAY_gcs_rpc_server_reconnect_timeout_s", []
+    monkeypatch.setattr(cluster.ray, "init", lambda **arguments: seen.append(os.environ[name]))
+    monkeypatch.delenv(name, raising=False)
+    cluster._init()
+    assert int(seen.pop()) > 600
+    assert name not in os.environ
+    monkeypatch.setenv(name, "7")
+    cluster._init()
+    assert seen == ["7"], "who sets it decides"
+    assert os.environ[name] == "7"

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,9 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes Ray take the loopback address for the machine's own on every system, as it does on macOS and Windows; all of
 its servers then listen there only. (An explicit loopback address is replaced by Ray with the machine's outward one.)"""
 
+WITHOUT_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
+"""Seconds after which Ray aborts a process whose head is gone: by itself after 60, in the middle of an update that
+takes longer. The run is ended in order long before (see `head.py`)."""
 PATIENCE_S = 240.0
 ATTEMPTS = 2
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
@@ -111,8 +114,10 @@ def _join(address: str) -> Connection:
 def _init(**arguments: Any) -> None:
     """`ray.init`, which takes SIGTERM over for a driver that only ends: the handler that is there stays."""
     handler = signal.getsignal(signal.SIGTERM)
+    missing = {name: value for name, value in WITHOUT_HEAD.items() if name not in os.environ}
     try:
-        ray.init(**arguments)
+        with _environment(missing):
+            ray.init(**arguments)
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
@@ -189,13 +194,23 @@ def _start(options: RayOptions, cpus: int) -> Connection:
 @contextmanager
 def _loopback() -> Iterator[None]:
     """For Ray in this process, which may be imported already, and for the processes it starts."""
-    former, constant = {name: os.environ.get(name) for name in LOOPBACK}, ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.update(LOOPBACK)
+    constant = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment(LOOPBACK):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that are set for a while."""
+    former = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = constant
         for name, value in former.items():
             if value is None:
                 del os.environ[name]
