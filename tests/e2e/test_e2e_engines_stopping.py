@@ -20,7 +20,6 @@ import pytest
 
 from omni_backends.rollout.external.guard import VARIABLE
 from tests.support.engines import require_installed
-from tests.support.sync_target import named_shared_memory
 from tests.support.sync_worker import ROOT
 
 require_installed("vllm", "vllm_omni")
@@ -134,12 +133,12 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 def test_a_run_that_is_stopped_takes_its_engine_with_it(
     runs: dict[str, Run], moment: str, number: signal.Signals, code: int, words: str
 ) -> None:
-    listed = named_shared_memory()
     for name, run in runs.items():
         ready = _wait(lambda run=run: getattr(run, moment)() or run.process.poll() is not None, PATIENCE_S)  # type: ignore[misc]
         assert ready, f"{name}:\n{run.output()}"
         assert run.process.poll() is None, f"{name}:\n{run.output()}"
     families = {name: run.family() for name, run in runs.items()}
+    shared = {name: {path for process in family for path in _shared(process)} for name, family in families.items()}
     for run in runs.values():
         if number is signal.SIGINT:
             os.killpg(run.process.pid, number)  # a terminal sends Ctrl-C to all processes of the job
@@ -153,7 +152,20 @@ def test_a_run_that_is_stopped_takes_its_engine_with_it(
         left = [process for process in families[name] if not _wait(lambda p=process: not _alive(p), 20.0)]  # type: ignore[misc]
         assert not left, f"{name}: {[(process, process.cmdline()) for process in left]}"
         assert _wait(lambda run=run: not run.left(), 20.0), (name, run.left())  # type: ignore[misc]
-    assert _wait(lambda: named_shared_memory() <= listed, 20.0), named_shared_memory() - listed
+        assert _wait(lambda name=name: not any(map(os.path.exists, shared[name])), 20.0), (name, shared[name])  # type: ignore[misc]
+
+
+def _shared(process: psutil.Process) -> set[str]:
+    """Files in /dev/shm, with a name, that it maps."""
+    try:
+        mapped = {
+            line.split(maxsplit=5)[5]
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            if "/dev/shm/" in line
+        }
+    except OSError:
+        return set()
+    return {path for path in mapped if not path.endswith("(deleted)")}
 
 
 def _alive(process: psutil.Process) -> bool:
