@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ci.vendor_contracts import signature
+from ci.vendor_contracts import actors, signature
 from ci.vendor_contracts.contract import Entry
 from ci.vendor_contracts.library import PLAIN
 from ci.vendor_contracts.usage import Call
@@ -61,7 +61,7 @@ def judge(records: Records, name: str, call: Call | None) -> Verdict:
     module, steps = _split(records, name)
     if not module:
         return Verdict("drift", f"no module of '{name}' exists")
-    members: Mapping[str, Any] = records[module]["members"]
+    members: Mapping[str, Any] = {**records[module].get("types", {}), **records[module]["members"]}
     record: Mapping[str, Any] = {"kind": "module", **records[module]}
     done = module
     for step in steps:
@@ -69,7 +69,7 @@ def judge(records: Records, name: str, call: Call | None) -> Verdict:
         if isinstance(following, Verdict):
             return following
         record, done = following, done + ("()" if step == "()" else f".{step}")
-    return _judge_call(record, done, call) if call is not None else AGREES
+    return _judge_call(record, done, call, members) if call is not None else AGREES
 
 
 def _split(records: Records, name: str) -> tuple[str, list[str]]:
@@ -85,11 +85,17 @@ def _split(records: Records, name: str) -> tuple[str, list[str]]:
 
 def _follow(record: Mapping[str, Any], step: str, members: Mapping[str, Any], done: str) -> Mapping[str, Any] | Verdict:
     """The record one step on, or the verdict that ends the path here."""
+    if (turned := actors.follow(record, step)) is not None:
+        return turned
+    if record.get("kind") == "handle":
+        method = _follow({**record, "kind": "class"}, step, members, done)
+        return method if isinstance(method, Verdict) else {"kind": "method", "of": method}
     if step == "()":
-        if record["kind"] == "class":
-            return record
-        returned = members.get(record.get("returns", ""))
-        return returned or {"kind": "value", "returns": record.get("returns", "")}
+        if record["kind"] == "class" and "instance" not in record:
+            return {**record, "instance": True}
+        called = _called(record, members)
+        returned = members.get(called.get("returns", ""))
+        return {**returned, "instance": True} if returned else {"kind": "value", "returns": called.get("returns", "")}
     if "members" in record:
         if step in record["members"]:
             found: Mapping[str, Any] = record["members"][step]
@@ -101,11 +107,26 @@ def _follow(record: Mapping[str, Any], step: str, members: Mapping[str, Any], do
         return Verdict("drift", f"{done} has no '{step}'")
     if PLAIN.fullmatch(record.get("returns", "")):
         return AGREES
+    if (made := members.get(record.get("returns", ""))) is not None and made is not record:
+        return _follow({**made, "instance": True}, step, members, done)
     return Verdict("unknown", f"the source does not say what {done} is")
 
 
-def _judge_call(record: Mapping[str, Any], name: str, call: Call) -> Verdict:
-    if "parameters" not in record:
+def _called(record: Mapping[str, Any], members: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is called where this is: of an instance its `__call__`."""
+    if record["kind"] == "value" and "parameters" not in record:
+        record = {**members.get(record.get("returns", ""), record), "instance": True}
+    if "instance" not in record:
+        return record
+    method: Mapping[str, Any] = record.get("members", {}).get("__call__", {"kind": "value"})
+    return method
+
+
+def _judge_call(record: Mapping[str, Any], name: str, call: Call, members: Mapping[str, Any]) -> Verdict:
+    called = _called(record, members)
+    if called.get("returns", "").startswith("Callable[..."):
+        return AGREES
+    if "parameters" not in called:
         return Verdict("unknown", f"the source does not say how {name} is called")
-    problem = signature.refusal(record["parameters"], call.positional, call.keywords, call.open_ended)
-    return Verdict("drift", f"{name}({record['parameters']}) does not take {call}: {problem}") if problem else AGREES
+    problem = signature.refusal(called["parameters"], call.positional, call.keywords, call.open_ended)
+    return Verdict("drift", f"{name}({called['parameters']}) does not take {call}: {problem}") if problem else AGREES

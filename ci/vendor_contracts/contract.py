@@ -94,7 +94,8 @@ def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
         file = root / path
         old = file.read_text(encoding="utf-8") if file.is_file() else ""
         if old != text:
-            changed = sorted(set(text.splitlines()) ^ set(old.splitlines()))
+            new_lines, old_lines = ({line.rstrip(",") for line in one.splitlines()} for one in (text, old))
+            changed = sorted(new_lines ^ old_lines)
             example = next((line.strip() for line in changed if '"name"' in line), "the file is missing")
             found.append(f"{path} is stale ({len(changed)} lines differ), for example: {example[:200]}")
     for file in sorted((root / CONTRACTS).glob("*.json")):

@@ -36,6 +36,7 @@ class Member:
         where: distribution, file and line.
         enum: the class is an enumeration.
         static: a method that is called on the class itself.
+        actor: the class is decorated by `ray.remote`, see `actors`.
         node: its syntax tree, where it has one.
     """
 
@@ -46,6 +47,7 @@ class Member:
     returns: str = ""
     enum: bool = False
     static: bool = False
+    actor: bool = False
     node: ast.AST | None = field(default=None, repr=False, compare=False)
 
 
@@ -123,8 +125,11 @@ class Library:
     def type_of(self, member: Member) -> Member | None:
         """The class that a function returns or that a value is an instance of; None where its source is not here, and
         for tensors and Python's own types, which are no vendor's."""
-        known = member.returns and not PLAIN.fullmatch(member.returns)
-        found = self._lookup(member.module, member.returns) if known and _is_dotted(member.returns) else None
+        name = _without_none(member.returns)
+        known = name and not PLAIN.fullmatch(name)
+        found = self._lookup(member.module, name) if known and _is_dotted(name) else None
+        if found is not None and found.kind == "function" and member.kind == "value":  # made by a call of it
+            return self.type_of(found)
         return found if found is not None and found.kind == "class" else None
 
     def is_dynamic(self, module: str) -> bool:
@@ -203,7 +208,9 @@ class Library:
             member = Member("class", None, module, where, node=definition)
             enum = any(_is_enum(base) for _, node in self._bases(member) for base in node.bases)
             parameters_or_none = "value" if enum else self._constructor(member)
-            return Member("class", parameters_or_none, module, where, definition.name, enum, node=definition)
+            actor = namespace.has_decorator(definition, "remote")
+            name = definition.name
+            return Member("class", parameters_or_none, module, where, name, enum, actor=actor, node=definition)
         return Member("value", None, module, where, _value_type(definition), node=definition)
 
     def _class_member(self, module: str, node: ast.ClassDef, name: str) -> Member | None:
@@ -301,6 +308,14 @@ def _value_type(definition: ast.AST) -> str:
         return _returned(definition.annotation)
     value = definition.value if isinstance(definition, ast.Assign | ast.AnnAssign) else None
     return ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+
+
+def _without_none(annotation: str) -> str:
+    """`X` of `Optional[X]` and `X | None`."""
+    text = annotation.removesuffix(" | None").strip()
+    for name in ("Optional[", "typing.Optional["):
+        text = text.removeprefix(name).removesuffix("]") if text.startswith(name) else text
+    return text
 
 
 def _is_dotted(text: str) -> bool:

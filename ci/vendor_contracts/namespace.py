@@ -40,8 +40,8 @@ def of_module(text: str, module: str, is_package: bool) -> Namespace:
 
 
 def of_class(node: ast.ClassDef) -> Namespace:
-    """The namespace of a class body, with attributes that its methods set on `self`, or that its `__getattr__` and
-    `__setattr__` compare their argument with."""
+    """The namespace of a class body, with attributes that its methods set on `self` or register as buffers, or that its
+    `__getattr__` and `__setattr__` compare their argument with."""
     namespace = Namespace()
     _collect(node.body, namespace, "")
     for hook in ("__getattr__", "__setattr__"):
@@ -54,6 +54,12 @@ def of_class(node: ast.ClassDef) -> Namespace:
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
                 assert isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
                 namespace.definitions.setdefault(target.attr, [statement])
+        match statement:
+            case ast.Call(func=ast.Attribute(ast.Name("self"), "register_buffer"), args=[ast.Constant(str(name)), *_]):
+                tensor = ast.AnnAssign(ast.Name(name, ast.Store()), ast.Name("Tensor", ast.Load()), None, 1)
+                namespace.definitions.setdefault(name, [ast.copy_location(tensor, statement)])
+            case _:
+                pass
     return namespace
 
 

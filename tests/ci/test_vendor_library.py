@@ -164,3 +164,34 @@ def test_signatures_survive_as_text(text: str) -> None:
 def test_no_parameter_list() -> None:
     with pytest.raises(ValueError, match="no parameter list"):
         signature.parse("a b")
+
+
+ACTOR = {
+    "transfer_queue/__init__.py": """
+import ray
+@ray.remote(num_cpus=1)
+class Unit:
+    def __init__(self, config): ...
+    def store(self, name, *, wait=True): ...
+class Plain:
+    def __init__(self): ...
+"""
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "outcome", "says"),
+    [
+        ("transfer_queue.Unit.options", Call(0, ("name", "num_cpus")), "agrees", ""),
+        ("transfer_queue.Unit.remote", Call(0, ("config",)), "agrees", ""),
+        ("transfer_queue.Unit.options().remote", Call(0, ("settings",)), "drift", "'config'"),
+        ("transfer_queue.Unit.options().remote().store.remote", Call(1, ("wait",)), "agrees", ""),
+        ("transfer_queue.Unit.remote().store.remote", Call(3), "drift", "too many positional"),
+        ("transfer_queue.Unit.remote().drop.remote", Call(), "drift", "has no 'drop'"),
+        ("transfer_queue.Plain.remote", Call(), "drift", "has no 'remote'"),
+    ],
+)
+def test_actors_of_ray_are_called_through_their_handles(name: str, call: Call, outcome: str, says: str) -> None:
+    found = verdict(ACTOR, name, call)
+    assert found.outcome == outcome, found
+    assert says in found.reason
