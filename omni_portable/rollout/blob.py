@@ -21,7 +21,7 @@ _METADATA, _TEXT = "__metadata__", "tree"
 _LENGTH = 8
 """Bytes before the header, which say how long it is; the data begin at a multiple of it."""
 
-_NAMES: Mapping[torch.dtype, str] = {
+NAMES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -40,7 +40,7 @@ _NAMES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """dtype -> what the format calls it."""
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def join_tensors(tensors: Mapping[str, torch.Tensor], text: str) -> bytes:
@@ -54,15 +54,10 @@ def join_tensors(tensors: Mapping[str, torch.Tensor], text: str) -> bytes:
     end = 0
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):  # each begins at a multiple of its own
         tensor = tensors[name]
-        if tensor.dtype not in _NAMES:
-            raise DataError(f"tensors of {tensor.dtype} cannot travel between processes", choices=sorted(_DTYPES))
         begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-        parts.append(_bytes_of(tensor.detach().to("cpu").contiguous()))
+        header[name] = described(tensor) | {"data_offsets": [begin, end]}
+        data: memoryview = flat_bytes(tensor).numpy().data
+        parts.append(data)
     said = json.dumps(header, separators=(",", ":")).encode()
     said += b" " * (-len(said) % _LENGTH)
     return b"".join([len(said).to_bytes(_LENGTH, "little"), said, *parts])
@@ -87,20 +82,42 @@ def split_tensors(blob: Buffer) -> tuple[dict[str, torch.Tensor], str]:
     tensors = {}
     for name, dtype, shape, begin, end in places:
         tensors[name] = torch.empty(shape, dtype=dtype)
-        _bytes_of(tensors[name])[:] = data[begin:end]
+        flat_bytes(tensors[name]).numpy().data[:] = data[begin:end]
     return tensors, text
+
+
+def described(tensor: torch.Tensor) -> dict[str, Any]:
+    """Its dtype and shape, as the format writes them.
+
+    Raises:
+        DataError: a dtype that cannot travel.
+    """
+    if tensor.dtype not in NAMES:
+        raise DataError(f"tensors of {tensor.dtype} cannot travel between processes", choices=sorted(DTYPES))
+    return {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+
+
+def filled(said: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
+    """A tensor as :func:`described`, with its elements from a row of bytes.
+
+    Raises:
+        ValueError, KeyError, TypeError: these do not fit.
+    """
+    _, dtype, shape, _, end = _place("", dict(said) | {"data_offsets": [0, data.numel()]}, data.numel())
+    tensor = torch.empty(shape, dtype=dtype)
+    flat_bytes(tensor)[:end] = data
+    return tensor
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as one row of bytes on the CPU; the memory of the tensor itself where that is contiguous there."""
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
 
 
 def _place(name: str, said: Mapping[str, Any], limit: int) -> tuple[str, torch.dtype, list[int], int, int]:
     """(name, dtype, shape, begin, end), where these can be."""
-    dtype, shape, (begin, end) = _DTYPES[said["dtype"]], [int(extent) for extent in said["shape"]], said["data_offsets"]
+    dtype, shape, (begin, end) = DTYPES[said["dtype"]], [int(extent) for extent in said["shape"]], said["data_offsets"]
     fits = min(shape, default=0) >= 0 and end - begin == math.prod(shape) * dtype.itemsize
     if not fits or not 0 <= begin <= end <= limit:
         raise ValueError(f"the place of its tensor '{name}' is impossible: {shape} at {begin}:{end} of {limit}")
     return name, dtype, shape, begin, end
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
-    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
-    return data

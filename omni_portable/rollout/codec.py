@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -32,7 +32,7 @@ from omni_portable.contracts.rollout import (
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
-from omni_portable.rollout.blob import Buffer, join_tensors, split_tensors
+from omni_portable.rollout.blob import Buffer, described, filled, flat_bytes, join_tensors, split_tensors
 
 TYPES: Mapping[str, type] = {
     kind.__name__: kind
@@ -64,6 +64,10 @@ TYPES: Mapping[str, type] = {
 ENUMS: Mapping[str, type[Enum]] = {EngineState.__name__: EngineState}
 """Name -> enumeration that may be packed."""
 
+UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+"""What reading raises where a blob was not made by :func:`pack`."""
+LARGE = 256 << 10
+"""Bytes from which on a tensor travels by itself where many parts may; smaller ones cost less together."""
 _KIND = "__kind__"
 
 
@@ -91,8 +95,34 @@ def unpack(blob: Buffer) -> Any:
     try:
         tensors, tree = split_tensors(blob)
         return _build(json.loads(tree), tensors)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except UNREADABLE as error:
         raise DataError(f"a packed value of {len(blob)} bytes cannot be read: {error!r}") from error
+
+
+def pack_parts(value: Any) -> list[torch.Tensor]:
+    """As :func:`pack`, in rows of bytes: first all but the tensors of :data:`LARGE` bytes and more, then each of these.
+
+    A large tensor that is contiguous on the CPU is not copied: nobody may write to it until its part has gone out.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    tree = _Packer(tensors).plain(value, "value")
+    large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE}
+    text = json.dumps({"tree": tree, "parts": {name: described(tensor) for name, tensor in large.items()}})
+    blob = join_tensors({name: tensor for name, tensor in tensors.items() if name not in large}, text)
+    return [torch.frombuffer(bytearray(blob), dtype=torch.uint8), *(flat_bytes(tensor) for tensor in large.values())]
+
+
+def unpack_parts(parts: Sequence[torch.Tensor]) -> Any:
+    """What :func:`pack_parts` was given, in memory of its own; errors as in :func:`unpack`."""
+    first, *others = parts
+    try:
+        tensors, text = split_tensors(first.numpy().data)
+        said = json.loads(text)
+        for (name, shape), part in zip(said["parts"].items(), others, strict=True):
+            tensors[name] = filled(shape, part)
+        return _build(said["tree"], tensors)
+    except UNREADABLE as error:
+        raise DataError(f"a packed value in {len(parts)} parts cannot be read: {error!r}") from error
 
 
 class _Packer:

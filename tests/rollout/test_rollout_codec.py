@@ -13,7 +13,7 @@ from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.reward import RewardSample
 from omni_portable.contracts.rollout import EngineHealth
-from omni_portable.rollout.codec import pack, unpack
+from omni_portable.rollout.codec import LARGE, pack, pack_parts, unpack, unpack_parts
 from tests.support.requests import make_group
 
 PLAIN = st.recursive(
@@ -147,3 +147,24 @@ def test_tensors_in_impossible_places_are_refused(change):
 def test_a_dtype_that_cannot_travel_is_named():
     with pytest.raises(DataError, match=r"torch\.complex128 cannot travel"):
         pack(torch.zeros(1, dtype=torch.complex128))
+
+
+def test_large_tensors_travel_by_themselves_and_uncopied():
+    large, shared = torch.randn(LARGE // 4), torch.randn(2, LARGE // 4, dtype=torch.float64)
+    value = {"large": large, "small": torch.arange(5), "view": shared[1], "again": [large], "turned": shared.t()}
+    first, *others = parts = pack_parts(value)
+    assert first.nbytes < 4096
+    assert [part.nbytes for part in others] == [LARGE, 2 * LARGE, 4 * LARGE]
+    assert others[0].data_ptr() == large.data_ptr()
+    assert others[1].data_ptr() == shared[1].data_ptr()
+    back = unpack_parts(parts)
+    assert all(back[name].equal(value[name]) for name in ("large", "small", "view", "turned"))
+    assert back["again"][0] is back["large"]
+    assert back["large"].data_ptr() != large.data_ptr()
+
+
+def test_parts_that_are_missing_or_do_not_fit_are_refused():
+    first, part = pack_parts([torch.zeros(LARGE)])
+    for parts in ([first], [first, part, part], [first, part[1:]], [first[:-9], part], [part, first]):
+        with pytest.raises(DataError, match="cannot be read"):
+            unpack_parts(parts)

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from omni_backends.dataplane.columns import Media, check_columns, joined, media_of, without_media
 from omni_backends.dataplane.transferqueue import TransferQueueOptions, check_installed
 from omni_backends.dataplane.transferqueue.ledger import Ledger, mib
-from omni_backends.dataplane.transferqueue.rows import Rows, Tag
+from omni_backends.dataplane.transferqueue.rows import Parts, Rows, Tag
 from omni_backends.dataplane.transferqueue.service import find_or_start
 from omni_backends.launch.ray import RayOptions
 from omni_backends.launch.ray.cluster import connect
 from omni_portable.contracts.dataplane import COLUMNS, MEDIA, TRAIN, Column, DataPlaneFullError, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import ClusterError, DataError
-from omni_portable.rollout.codec import pack, unpack
+from omni_portable.rollout.codec import pack_parts, unpack_parts
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class TransferQueuePlane:
             ClusterError: TransferQueue does not answer.
         """
         key = group.group_id
-        columns: dict[str, bytes] = {TRAIN: pack(without_media(group)), MEDIA: pack(media_of(group))}
-        size = sum(len(blob) for blob in columns.values())
+        columns: dict[str, Parts] = {TRAIN: pack_parts(without_media(group)), MEDIA: pack_parts(media_of(group))}
+        size = sum(part.nbytes for parts in columns.values() for part in parts)
         self._reserve(key, size)
         counts = {"size": len(group.trajectories), "bytes": size}
         stored = False
@@ -118,7 +118,7 @@ class TransferQueuePlane:
         rows = self._rows.get(group_ids, [name for name in COLUMNS if name in columns])
         if rows is None:
             raise self._missing(group_ids)
-        groups = [_group(*(unpack(blob) for blob in row)) for row in rows]
+        groups = [_group(*(unpack_parts(parts) for parts in row)) for row in rows]
         self._remove(group_ids)
         return groups
 

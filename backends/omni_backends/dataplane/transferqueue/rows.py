@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
-from tensordict import TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta
 
@@ -21,8 +20,20 @@ from omni_portable.contracts.errors import ClusterError
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Tag = dict[str, int]
+Parts = Sequence[torch.Tensor]
+"""A column of a row: rows of bytes, which travel as they are."""
 
 PARTITION = "groups"
+
+
+class _OneRow(dict[str, list[list[torch.Tensor]]]):
+    """One row as the storage manager reads a batch. A list of tensors goes through it untouched, while it would copy
+    the tensors of a `TensorDict` into one."""
+
+    batch_size = (1,)
+
+    def __init__(self, columns: Mapping[str, Parts]) -> None:
+        super().__init__({name: [list(parts)] for name, parts in columns.items()})
 
 
 class Rows:
@@ -44,7 +55,7 @@ class Rows:
         self._client = AsyncTransferQueueClient(f"omni-portable-{uuid.uuid4().hex[:8]}", settings.controller.zmq_info)
         self._client.initialize_storage_manager(BACKEND, settings.backend[BACKEND])
 
-    def put(self, key: str, columns: Mapping[str, bytes], tag: Tag) -> bool:
+    def put(self, key: str, columns: Mapping[str, Parts], tag: Tag) -> bool:
         """Store a row; False where a row of this key is stored already. The tag is set last: a row with a tag is whole.
 
         Raises:
@@ -52,15 +63,15 @@ class Rows:
         """
         return self._wait(self._put(key, columns, tag))
 
-    def get(self, keys: Sequence[str], columns: Sequence[str]) -> Iterator[list[memoryview]] | None:
-        """For each key the bytes of each column; None where a row or a column of it is not there. While the caller
+    def get(self, keys: Sequence[str], columns: Sequence[str]) -> Iterator[list[Parts]] | None:
+        """For each key the parts of each column; None where a row or a column of it is not there. While the caller
         looks at one row, the next is on its way."""
         meta = self._wait(self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False))
         if meta.size != len(keys) or not set(columns) <= set(meta.field_names):
             return None
         return self._read(meta.select_fields(list(columns)), columns)
 
-    def _read(self, meta: BatchMeta, columns: Sequence[str]) -> Iterator[list[memoryview]]:
+    def _read(self, meta: BatchMeta, columns: Sequence[str]) -> Iterator[list[Parts]]:
         coming = self._begin(self._row(meta.select_samples([0]), columns))
         for index in range(1, meta.size + 1):
             row = self._answer(coming)
@@ -95,12 +106,11 @@ class Rows:
             self._client.close()
             self._loop.close()
 
-    async def _put(self, key: str, columns: Mapping[str, bytes], tag: Tag) -> bool:
+    async def _put(self, key: str, columns: Mapping[str, Parts], tag: Tag) -> bool:
         meta = await self._client.async_kv_retrieve_meta([key], PARTITION, create=True)
         if meta.get_all_custom_meta()[0]:
             return False
-        held = {name: torch.frombuffer(blob, dtype=torch.uint8)[None] for name, blob in columns.items()}
-        await self._client.storage_manager.put_data(TensorDict(held, batch_size=1), meta)
+        await self._client.storage_manager.put_data(_OneRow(columns), meta)
         stored = await self._client.async_kv_retrieve_meta([key], PARTITION, create=False)
         if not set(columns) <= set(stored.field_names):
             raise RuntimeError("its controller did not take note of the row")
@@ -108,10 +118,9 @@ class Rows:
         await self._client.async_set_custom_meta(stored)
         return True
 
-    async def _row(self, meta: BatchMeta, columns: Sequence[str]) -> list[memoryview]:
-        """One row; a batch of several would be copied into one tensor first."""
+    async def _row(self, meta: BatchMeta, columns: Sequence[str]) -> list[Parts]:
         data = await self._client.storage_manager.get_data(meta)
-        return [memoryview(data[name][0].numpy()) for name in columns]
+        return [data.get(name).tolist()[0] for name in columns]
 
     async def _clear(self, keys: Sequence[str]) -> None:
         meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
