@@ -195,3 +195,62 @@ def test_actors_of_ray_are_called_through_their_handles(name: str, call: Call, o
     found = verdict(ACTOR, name, call)
     assert found.outcome == outcome, found
     assert says in found.reason
+
+
+TYPED = {
+    "vllm/__init__.py": """
+from typing import Optional
+from .parts import Meta, Factory
+class Client:
+    def __init__(self, name): ...
+    def start(self, kind):
+        self.manager = Factory.create(kind)
+        self.model = Model()
+    def meta(self, keys) -> Meta: ...
+def find(name) -> Optional[Meta]: ...
+class Model:
+    def __init__(self):
+        self.layer = Layer()
+        self.register_buffer("window", make())
+    def __call__(self, x, *, mask=None) -> Meta: ...
+class Layer:
+    __call__: Callable[..., Any] = run
+    weight: Tensor
+""",
+    "vllm/parts.py": """
+class Meta:
+    def select(self, fields) -> Meta: ...
+class Manager:
+    def put(self, data): ...
+class Factory:
+    @classmethod
+    def create(cls, kind) -> Manager: ...
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "outcome", "says"),
+    [
+        ("vllm.Client().meta().select", Call(1), "agrees", ""),
+        ("vllm.Client().meta().select().select", Call(2), "drift", "too many positional"),
+        ("vllm.Client().meta().gone", None, "drift", "has no 'gone'"),
+        ("vllm.Client().manager.put", Call(1), "agrees", ""),
+        ("vllm.Client().manager.get", Call(), "drift", "has no 'get'"),
+        ("vllm.find().select", Call(1), "agrees", ""),
+        ("vllm.Model()", Call(1, ("mask",)), "agrees", ""),
+        ("vllm.Model()", Call(1, ("weight",)), "drift", "unexpected keyword argument 'weight'"),
+        ("vllm.Model()().select", Call(1), "unknown", "does not say what vllm.Model()() is"),
+        ("vllm.Model().window.copy_", Call(1), "agrees", ""),
+        ("vllm.Model().layer", Call(3), "agrees", ""),
+        ("vllm.Model().layer.weight.mul_", Call(1), "agrees", ""),
+        ("vllm.Model().layer.bias", None, "drift", "has no 'bias'"),
+        ("vllm.Client()", Call(), "unknown", "does not say how"),
+    ],
+)
+def test_what_methods_return_and_attributes_hold_is_followed(
+    name: str, call: Call | None, outcome: str, says: str
+) -> None:
+    found = verdict(TYPED, name, call)
+    assert found.outcome == outcome, found
+    assert says in found.reason
