@@ -120,9 +120,13 @@ class OmniHost:
             raise self._process.ended("its work; its weights were not kept (rollout.options.keep_weights is off)")
         self._process.close()
         self._process = self._start()
-        report = self._updates.send_again(self._call)
-        if report is not None:
-            self._described(report)
+        try:
+            report = self._updates.send_again(self._call)
+            if report is not None:
+                self._described(report)
+        except BaseException:  # it holds other weights than its version says: nobody may use it
+            self._process.close()
+            raise
 
     def close(self) -> None:
         """End the processes and give the memory back that updates went through."""
