@@ -38,14 +38,17 @@ class Guard:
 
     Attributes:
         folder: a private one, for what the engine would leave in the temporary folder; goes with the engine.
+
+    Raises:
+        LifecycleError: the folder cannot be made.
     """
 
     def __init__(self) -> None:
+        from omni_backends.rollout.external.temporary import private_folder  # what runs by itself does not find it
+
         self._mark = uuid.uuid4().hex
         parent = tempfile.gettempdir()
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="omni-portable-engine-", dir=parent if len(parent) < LONG else "/tmp")
-        )  # noqa: S108
+        self.folder = private_folder("omni-portable-engine-", parent if len(parent) < LONG else "/tmp")  # noqa: S108
         self._process = subprocess.Popen(  # noqa: S603 - this file, by this interpreter
             [sys.executable, "-I", __file__, self._mark],
             stdin=subprocess.PIPE,

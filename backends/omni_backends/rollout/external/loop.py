@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
@@ -55,7 +57,13 @@ class LoopThread:
         """Cancel what runs and end the thread."""
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(10)
+        ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        try:
+            ended.result(10)
+        except concurrent.futures.TimeoutError:
+            LOG.debug(
+                "the thread '%s' does not come back from what it does; it ends with the program", self._thread.name
+            )
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         if not self._thread.is_alive():

@@ -60,8 +60,10 @@ class VllmOptions:
             ("start_timeout_s", 1),
             ("call_timeout_s", 1),
         ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"rollout.options.{name}={getattr(self, name)}", remedy=f"set it to {least} or more")
+            if not least <= getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"rollout.options.{name}={getattr(self, name)}", remedy=f"set it to a number of {least} or more"
+                )
 
 
 SPEC = PluginSpec(

@@ -15,8 +15,6 @@ from omni_backends.rollout.vllm.media import ACCEPTED
 from omni_backends.rollout.vllm.plugin import PLUGIN, TRANSFER
 from omni_backends.rollout.vllm.serving import Policy
 from omni_portable.contracts.errors import CapabilityError
-from omni_portable.contracts.tokens import AutoregressiveAdapter
-from omni_portable.models.folders import read_json
 from omni_portable.models.setup import EngineSetup
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -97,46 +95,6 @@ def process_environment(setup: EngineSetup, options: VllmOptions) -> dict[str, s
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore:resource_tracker"),  # of what ends with the process
     }
-
-
-def require_head_size(adapter: type[AutoregressiveAdapter], setup: EngineSetup) -> None:
-    """vLLM finds out at the first forward that its CPU attention has no kernel for a size of heads; this is earlier.
-
-    Raises:
-        CapabilityError: such a size; lists those that exist.
-    """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
-    dtype = str(setup.load.dtype).removeprefix("torch.")
-    for request in adapter.attention_requests(setup.load.path, dtype, False):
-        if request.component == "language_model" and request.head_dim not in sizes:
-            raise CapabilityError(
-                f"the model in {setup.load.path} has a head size of {request.head_dim}, for which vLLM has no "
-                "attention kernel on a CPU",
-                remedy="use rollout.engine=native, or a model of another head size",
-                choices=[str(size) for size in sizes],
-            )
-
-
-def require_heads(setup: EngineSetup, options: VllmOptions) -> None:
-    """vLLM finds out in its workers that it cannot share heads out among them; this is earlier.
-
-    Raises:
-        CapabilityError: names the key and the numbers of heads.
-    """
-    size = options.tensor_parallel_size
-    config = read_json(setup.load.path / "config.json")
-    text = config.get("text_config") or config
-    heads = int(text["num_attention_heads"])
-    shared = int(text.get("num_key_value_heads") or heads)
-    if heads % size or (shared % size and size % shared):
-        raise CapabilityError(
-            f"rollout.options.tensor_parallel_size={size} does not share out {heads} attention heads and {shared} key "
-            "and value heads",
-            remedy="choose a number that does",
-            choices=[str(n) for n in range(1, heads + 1) if not heads % n and (not shared % n or not n % shared)],
-        )
 
 
 def _room(rank: int) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from omni_backends.rollout.external.versions import require_version
 from omni_backends.rollout.vllm import VllmOptions
-from omni_backends.rollout.vllm.arguments import require_head_size, require_heads
+from omni_backends.rollout.vllm.checks import require_head_size, require_heads, require_room
 from omni_backends.rollout.vllm.draw import Job, partial, respond, trajectory
 from omni_backends.rollout.vllm.host import VllmHost
 from omni_backends.rollout.vllm.media import PromptBuilder
@@ -55,6 +55,7 @@ class VllmEngine:
         PluginError: vLLM is not installed, or another version than :data:`SUPPORTED`.
         CapabilityError: a sleep level where vLLM cannot release memory, heads that its CPU kernels do not have, or that
             its workers cannot share.
+        ConfigError: a context or a KV cache in which no request has room.
         LifecycleError: vLLM did not start.
     """
 
@@ -74,6 +75,7 @@ class VllmEngine:
             )
         self._adapter = load_token_adapter(setup, ("text_encoder",))
         require_heads(setup, self._options)
+        require_room(setup, self._options)
         if self._on_host:
             require_head_size(type(self._adapter), setup)
         self._prompts = PromptBuilder(config.model.family, setup.load.path)

@@ -53,7 +53,11 @@ class VllmHost:
         elif self._policy.lora is not None:
             manifest = WeightManifest(mode="adapter", lora=self._policy.lora)
             self._updates.held = Held(0, manifest, self._policy.adapter)
-        self._send_held()
+        try:
+            self._send_held()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -183,7 +187,11 @@ class VllmHost:
             raise self._process.ended("a restart that needs the last weights (rollout.options.keep_weights is off)")
         self._process.close()
         self._process = self._start(self._folder, self._exported)
-        self._send_held()
+        try:
+            self._send_held()
+        except BaseException:  # it holds other weights than its version says: nobody may use it
+            self._process.close()
+            raise
         if self._paused:
             self.pause()
 

@@ -59,7 +59,7 @@ class VllmProcess:
         started = time.perf_counter()
         try:
             with environment({**variables, **self._guard.variables}):
-                self._llm: Any = self._loop.call(lambda: _start(arguments), start_timeout_s + 30)
+                self._llm: Any = self._loop.call(lambda: _start(arguments), start_timeout_s)
             self._processes: list[Any] = list(self._llm.engine_core.resources.engine_manager.processes)
         except BaseException as error:
             self._guard.close()

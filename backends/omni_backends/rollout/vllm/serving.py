@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from omni_backends.rollout.external.temporary import private_folder, temporary_errors
 from omni_backends.rollout.vllm.inventory import Inventory, TensorShape
 from omni_backends.rollout.vllm.merged import MergedLora
 from omni_portable.contracts.errors import CapabilityError, WeightSyncError
@@ -91,6 +93,9 @@ class ServingFolder:
 
     Args:
         path: the model's folder.
+
+    Raises:
+        LifecycleError: it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,9 +103,13 @@ class ServingFolder:
         self._made: Path | None = None
         config = read_json(path / "config.json")
         if config.get("model_type") == THINKER:
-            self._made = Path(tempfile.mkdtemp(prefix="omni-portable-vllm-"))
-            self.path = self._made
-            _wrap_thinker(path, self._made, config)
+            self.path = self._made = private_folder("omni-portable-vllm-")
+            try:
+                with temporary_errors():
+                    _wrap_thinker(path, self._made, config)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def made(self) -> tuple[Path, ...]:
@@ -133,8 +142,10 @@ def export_folder(setup: EngineSetup, tensors: Mapping[str, torch.Tensor]) -> Pa
     folder = Path(tempfile.mkdtemp(prefix="omni-portable-policy-", dir=parent))
     try:
         adapter.transformer.save_pretrained(folder)  # type: ignore[operator]
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise WeightSyncError(f"the exported model cannot be written in {parent}: {error}") from error
         raise
     return folder
 

@@ -52,8 +52,10 @@ class VllmOmniOptions:
                 f"decode_batch_size is {self.decode_batch_size}", remedy="set it to 0 (a whole batch) or more"
             )
         for name in ("start_timeout_s", "call_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"rollout.options.{name} is {getattr(self, name)}", remedy="set it above 0")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"rollout.options.{name} is {getattr(self, name)}", remedy="set it to a number above 0"
+                )
 
     @property
     def devices(self) -> int:

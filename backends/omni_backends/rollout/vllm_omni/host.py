@@ -12,7 +12,7 @@ from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_
 from omni_backends.rollout.vllm_omni.messages import decode_error, encode_request
 from omni_backends.rollout.vllm_omni.process import OmniProcess
 from omni_backends.sync import SyncReport, collect_checksums
-from omni_portable.contracts.errors import LifecycleError, WeightSyncError
+from omni_portable.contracts.errors import OmniPortableError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutRequest
 from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.setup import EngineSetup
@@ -85,12 +85,16 @@ class OmniHost:
         """Bring a stream into the workers; returns a phrase about it.
 
         Raises:
-            WeightSyncError: it failed; the engine holds what it held.
+            WeightSyncError: it failed; the engine holds what it held (it is started again if its process ended).
         """
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
         try:
             report = self._updates.send(stream, self._call, version, keep=keep)
-        except LifecycleError as error:
+        except OmniPortableError as error:
+            if not self._process.alive:
+                self.restart()
+            if isinstance(error, WeightSyncError):
+                raise
             raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
         return self._described(report)
@@ -116,9 +120,13 @@ class OmniHost:
             raise self._process.ended("its work; its weights were not kept (rollout.options.keep_weights is off)")
         self._process.close()
         self._process = self._start()
-        report = self._updates.send_again(self._call)
-        if report is not None:
-            self._described(report)
+        try:
+            report = self._updates.send_again(self._call)
+            if report is not None:
+                self._described(report)
+        except BaseException:  # it holds other weights than its version says: nobody may use it
+            self._process.close()
+            raise
 
     def close(self) -> None:
         """End the processes and give the memory back that updates went through."""

@@ -98,5 +98,7 @@ def test_heads_that_workers_cannot_share_are_refused_before_anything_starts() ->
 
     with pytest.raises(CapabilityError, match=r"tensor_parallel_size=3 does not share out 4 attention heads and 2 key"):
         VllmEngine(vllm_setup("qwen3", tensor_parallel_size=3))
+    with pytest.raises(CapabilityError, match="a mixture of experts is served by one worker"):
+        VllmEngine(vllm_setup("qwen3_omni", tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="tensor_parallel_size=0"):
         VllmEngine(vllm_setup("qwen3", tensor_parallel_size=0))

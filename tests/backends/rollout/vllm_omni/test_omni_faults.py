@@ -19,6 +19,7 @@ from omni_portable.contracts.rollout import SamplingPlan
 from omni_portable.models.weights import make_stream
 from tests.backends.rollout.vllm_omni.drawing import largest_gap
 from tests.support.engines import require_installed
+from tests.support.sync_target import holders
 from tests.support.trajectories import bit_equal
 
 require_installed("vllm", "vllm_omni")
@@ -217,6 +218,48 @@ def test_a_process_that_dies_is_started_again_once_with_the_last_weights(engine_
     assert largest_gap(result.trajectories, before) <= (1e-5 if stepwise else 0.0)
     assert pair.engine.weights_checksum() == held
     assert pair.engine.statistics()["perf/rollout/restarts"] == 1
+
+
+@pytest.mark.parametrize("stepwise", [False, True], ids=["lora", "full"])
+def test_a_process_that_dies_in_an_update_is_started_again_with_the_last_weights(engine_pair, stepwise):
+    pair = pair_of(engine_pair, stepwise)
+    pair.move()
+    pair.sync()
+    version, held = pair.engine.health().policy_version, pair.engine.weights_checksum()
+    process = pair.engine.health().detail["process"]
+    pair.engine.pause()
+
+    class Deadly:
+        def __init__(self, stream):
+            self.manifest, self._stream = stream.manifest, stream
+
+        def __iter__(self):
+            os.kill(process, signal.SIGKILL)
+            yield from self._stream
+
+    pair.move()
+    with pytest.raises(WeightSyncError, match=rf"process {process} .*killed by SIGKILL"):
+        pair.engine.update_weights(Deadly(pair.stream()), version + 1)
+    assert pair.engine.health().state is EngineState.PAUSED
+    assert pair.engine.health().detail["alive"]
+    assert pair.engine.weights_checksum() == held
+    assert pair.sync() == version + 1
+    assert len(pair.draw(pair.requests(2))) == 2
+
+
+def test_full_updates_go_through_the_same_memory(engine_pair):
+    pair = pair_of(engine_pair, True)
+    used = []
+    for _ in range(4):
+        pair.move()
+        pair.sync()
+        segments = pair.engine._host._updates.channel._segments
+        used.append({segment.describe()["inode"] for segment in segments if segment is not None})
+        assert pair.engine.weights_checksum() == pair.native.weights_checksum()
+    assert used[-1] == used[-2]
+    assert len(used[-1]) == 2
+    worker = pair.engine.health().detail["process"]
+    assert all(holders(inode) == {os.getpid(), worker} for inode in used[-1])
 
 
 def test_a_process_that_died_between_calls_is_named_and_nothing_hangs(engine_pair):

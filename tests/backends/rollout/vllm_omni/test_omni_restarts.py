@@ -15,6 +15,7 @@ from omni_backends.rollout.vllm_omni.engine import VllmOmniEngine
 from omni_backends.rollout.vllm_omni.process import EngineEndedError
 from omni_portable.config.tiny import tiny_folder
 from omni_portable.contracts import registry
+from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.rollout import Extent
 from omni_portable.models.weights import make_stream
 from tests.support.engines import make_setup
@@ -97,3 +98,18 @@ def test_without_a_copy_of_the_weights_the_end_is_final(monkeypatch: pytest.Monk
     with pytest.raises(EngineEndedError, match=r"process 1 ended .*rollout.options.keep_weights is off"):
         story.draw()
     assert len(story.started) == 1
+
+
+def test_new_processes_that_could_not_be_given_the_weights_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold the model as it was loaded, and would be taken for the last policy."""
+    story = Story(monkeypatch)
+    story.update(1, 0.5)
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise WeightSyncError("no room")
+
+    monkeypatch.setattr(updates, "send_weights", lost)
+    with pytest.raises(WeightSyncError, match="no room"):
+        story.draw()
+    assert [process.alive for process in story.started] == [False, False]
+    assert not story.engine.health().detail["alive"]
