@@ -70,13 +70,15 @@ def test_ranks_meet_on_the_first_ones_machine_and_count_their_neighbours():
     pytest.importorskip("ray")
     from omni_backends.launch.ray.ranks import places
 
-    facts = [{"pid": i, "address": address} for i, address in enumerate(["10.0.0.1", "10.0.0.2", "10.0.0.1"])]
+    addresses = ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    facts = [{"pid": i, "address": address, "interface": f"eth{i}"} for i, address in enumerate(addresses)]
     facts[0]["port"] = 4711
     found = places(facts, bound=False)
     assert {place.init_method for place in found} == {"tcp://10.0.0.1:4711"}
     assert [(place.rank, place.device_index, place.neighbours) for place in found] == [(0, 0, 2), (1, 0, 1), (2, 1, 2)]
+    assert [place.interface for place in found] == ["eth0", "eth1", "eth2"]
     assert {place.device_index for place in places(facts, bound=True)} == {0}
-    (alone,) = places([{"pid": 1, "address": "fd00::1", "port": 5}], bound=False)
+    (alone,) = places([{"pid": 1, "address": "fd00::1", "interface": "eth0", "port": 5}], bound=False)
     assert alone.init_method == "tcp://[fd00::1]:5"
 
 

@@ -194,7 +194,7 @@ class RayLauncher:
     def _started(self, role: Role, worker: Worker) -> StartedRank:
         patience = self._options.start_timeout_s
         shared = True if role.log is None else self._logs.open(worker, role.log)
-        facts = worker.fetch("here", role.replica == 0, timeout_s=patience)
+        facts = worker.ask("here", role.replica == 0, timeout_s=patience)
         check_versions(role.label, facts["versions"], versions())
         worker.pid = facts["pid"]
         log.info("'%s' runs in process %d on %s", role.label, worker.pid, facts["address"])

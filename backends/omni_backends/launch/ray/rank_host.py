@@ -12,6 +12,7 @@ import ray
 
 from omni_backends.launch.ray.cluster import is_loopback
 from omni_backends.launch.ray.host import Host, versions
+from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import ClusterError, LifecycleError
 from omni_portable.contracts.ranks import RankEntry, RankPlace, Serve
 
@@ -23,21 +24,24 @@ class RankHost(Host):
         super().__init__()
         self._serve: Serve | None = None
 
-    def here(self, meeting: bool) -> dict[str, Any]:
-        """This process: its `pid`, `versions`, the `address` of its machine in the cluster, and with `meeting` a free
-        `port` there."""
-        address = node_address()
-        found = {"pid": os.getpid(), "versions": versions(), "address": address}
-        return found | ({"port": _free_port(address)} if meeting else {})
+    def here(self, meeting: bool) -> bytes:
+        """Packed facts of this process: its `pid`, `versions`, the `address` of its machine in the cluster and the
+        network `interface` that has it, and with `meeting` a free `port` there."""
+
+        def facts() -> dict[str, Any]:
+            address = node_address()
+            found = {"pid": os.getpid(), "versions": versions(), "address": address, "interface": interface(address)}
+            return found | ({"port": _free_port(address)} if meeting else {})
+
+        return answered(facts)
 
     def begin(self, entry: str, blob: bytes, place: dict[str, Any]) -> bytes:
-        """Run the engine's entry (a `RankEntry`) with the fields of a `RankPlace` but the interface; its
-        first answer."""
+        """Run the engine's entry (a `RankEntry`) with the fields of a `RankPlace`; its first answer."""
 
         def begin() -> bytes:
             module, _, function = entry.partition(":")
             run: RankEntry = getattr(importlib.import_module(module), function)
-            answer, self._serve = run(blob, RankPlace(**place, interface=interface(node_address())))
+            answer, self._serve = run(blob, RankPlace(**place))
             return answer
 
         answer: bytes = self._call(begin)

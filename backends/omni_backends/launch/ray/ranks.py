@@ -25,7 +25,7 @@ class StartedRank:
     Args:
         worker: its handle.
         shared: it sees the run directory; True where there is none.
-        facts: what it said of itself: `pid`, `address`, and of the first rank `port`.
+        facts: as `RankHost.here` says them.
     """
 
     worker: Worker
@@ -62,7 +62,7 @@ class RankActors:
     def start(self, entry: str, blob: bytes) -> None:
         shared = ray.put(blob)
         for rank, worker in enumerate(self._workers):
-            self._answers[rank] = worker.actor.begin.remote(entry, shared, _fields(self._places[rank]))
+            self._answers[rank] = worker.actor.begin.remote(entry, shared, asdict(self._places[rank]))
 
     def send(self, rank: int, message: bytes) -> None:
         worker = self._workers[rank]
@@ -95,11 +95,6 @@ class RankActors:
             ray.kill(worker.actor)
 
 
-def _fields(place: RankPlace) -> dict[str, Any]:
-    """All but the interface, which the rank's machine knows."""
-    return {name: value for name, value in asdict(place).items() if name != "interface"}
-
-
 def places(facts: Sequence[dict[str, Any]], bound: bool) -> list[RankPlace]:
     """Where each rank stands: they meet at the address that the first one's machine has in the cluster.
 
@@ -120,6 +115,7 @@ def places(facts: Sequence[dict[str, Any]], bound: bool) -> list[RankPlace]:
                 f"tcp://{host}:{first['port']}",
                 device_index=0 if bound else before[address],
                 neighbours=neighbours[address],
+                interface=one["interface"],
             )
         )
         before[address] += 1

@@ -26,9 +26,10 @@ class Placed:
     """
 
     def __init__(self, spawn: RankSpawner, engine: str, spec: RankSpec, count: int) -> None:
+        described = to_bytes(spec)
         self._processes: RankProcesses = spawn(engine, count)
-        self._processes.start(ENTRY, to_bytes(spec))
         self._all = range(count)
+        self._processes.start(ENTRY, described)
 
     @property
     def pids(self) -> list[int]:
@@ -66,4 +67,4 @@ class Placed:
 
 
 def _how(error: WorkerLostError) -> str:
-    return f"was lost ({error.problem})"
+    return f"was lost ({error.problem}; {error.remedy})"
