@@ -7,6 +7,7 @@ import os
 import signal
 from functools import partial
 
+import psutil
 import pytest
 import torch
 
@@ -118,6 +119,7 @@ def test_an_engine_in_another_process(launcher, tmp_path):
     assert (ack.operation, ack.policy_version) == ("update_weights", 4)
     assert engine.weights_checksum() == {"w": good.manifest.tensors["w"].checksum}
     assert engine.statistics()["perf/rollout/batches"] == 1
+    assert psutil.Process(ready_in(launcher, "rollout-0")).nice() == psutil.Process().nice(), "it waits for nobody"
     log = (tmp_path / "logs" / "rollout-0.log").read_text()
     assert "a line of output" in log
     assert "'rollout-0' is ready in process" in log

@@ -32,6 +32,9 @@ its servers then listen there only. (An explicit loopback address is replaced by
 WITHOUT_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 """Seconds after which Ray aborts a process whose head is gone: by itself after 60, in the middle of an update that
 takes longer. The run is ended in order long before (see `head.py`)."""
+EVEN = {"RAY_worker_niceness": "0"}
+"""Workers of a cluster that is started here wait for the processor as the trainer does. Ray gives them the niceness 15,
+with which rollout, rewards and the data plane stand still while the trainer computes on the same cores."""
 PATIENCE_S = 240.0
 ATTEMPTS = 2
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
@@ -114,9 +117,8 @@ def _join(address: str) -> Connection:
 def _init(**arguments: Any) -> None:
     """`ray.init`, which takes SIGTERM over for a driver that only ends: the handler that is there stays."""
     handler = signal.getsignal(signal.SIGTERM)
-    missing = {name: value for name, value in WITHOUT_HEAD.items() if name not in os.environ}
     try:
-        with _environment(missing):
+        with _environment(_unset(WITHOUT_HEAD)):
             ray.init(**arguments)
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
@@ -153,7 +155,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     for attempt in range(ATTEMPTS, 0, -1):
         try:
-            with _loopback(), _patience(PATIENCE_S):
+            with _loopback(), _environment(_unset(EVEN)), _patience(PATIENCE_S):
                 _init(
                     address="local",
                     num_cpus=cpus,
@@ -201,6 +203,11 @@ def _loopback() -> Iterator[None]:
             yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = constant
+
+
+def _unset(values: Mapping[str, str]) -> dict[str, str]:
+    """Those that whoever called the command has not set."""
+    return {name: value for name, value in values.items() if name not in os.environ}
 
 
 @contextmanager
