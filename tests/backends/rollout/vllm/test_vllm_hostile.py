@@ -96,7 +96,7 @@ def test_an_engine_that_does_not_start_in_time_says_so_and_leaves_nothing(monkey
     ("options", "said"),
     [
         ({"max_model_len": 1}, r"max_model_len=1 leaves no room for a prompt beside rollout.max_new_tokens=256"),
-        ({"max_model_len": 1024, "kv_cache_mib": 1}, r"kv_cache_mib=1: one request of 1024 tokens takes \d+ MiB"),
+        ({"max_model_len": 4096, "kv_cache_mib": 1}, r"kv_cache_mib=1: one request of 4096 tokens takes \d+ MiB"),
         ({"kv_cache_mib": -5}, "kv_cache_mib=-5"),
         ({"start_timeout_s": float("nan")}, "start_timeout_s=nan"),
         ({"call_timeout_s": float("inf")}, "call_timeout_s=inf"),
@@ -114,10 +114,11 @@ def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: Any, **__: Any) -> str:
         raise OSError(28, "No space left on device")
 
+    model = folder("qwen3_omni")
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "mkdtemp", full)
         with pytest.raises(LifecycleError, match=r"cannot be written in .*: No space left on device") as caught:
-            ServingFolder(folder("qwen3_omni"))
+            ServingFolder(model)
         assert "TMPDIR" in caught.value.remedy
         with pytest.raises(LifecycleError, match="No space left"):
             Guard()
@@ -131,5 +132,5 @@ def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", half)
         with pytest.raises(LifecycleError, match="No space left"):
-            ServingFolder(folder("qwen3_omni"))
+            ServingFolder(model)
     assert not written[0].exists()

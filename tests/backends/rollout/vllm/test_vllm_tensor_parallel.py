@@ -87,7 +87,7 @@ def test_a_killed_worker_is_named_and_the_engine_is_restarted_with_its_weights(s
         return await task
 
     result = asyncio.run(killed())
-    assert_equal(list(result.trajectories), draw(split_pair.native, requests))  # type: ignore[arg-type]
+    assert_equal(list(result.trajectories), draw(split_pair.native, requests))
     assert split_pair.engine.statistics()["perf/rollout/restarts"] == 1
     assert not any(mark.alive for mark in marks)
     split_pair.assert_same(split_pair.requests(4))
