@@ -7,11 +7,12 @@ This is how they travel between processes. Nothing is pickled: a receiver can on
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -68,6 +69,9 @@ UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 """What reading raises where a blob was not made by :func:`pack`."""
 LARGE = 256 << 10
 """Bytes from which on a tensor travels by itself where many parts may; smaller ones cost less together."""
+PLAIN = (str, int, float, bool)
+Place: TypeAlias = "tuple[Place, str] | tuple[()]"
+"""Where a value is: in what, and which part of it. Only put into words where something is wrong there."""
 _KIND = "__kind__"
 
 
@@ -82,7 +86,7 @@ def pack(value: Any) -> bytes:
         DataError: names the place of a value that cannot be packed.
     """
     tensors: dict[str, torch.Tensor] = {}
-    tree = _Packer(tensors).plain(value, "value")
+    tree = _Packer(tensors).plain(value, ())
     return join_tensors(tensors, json.dumps(tree))
 
 
@@ -105,7 +109,7 @@ def pack_parts(value: Any) -> list[torch.Tensor]:
     A large tensor that is contiguous on the CPU is not copied: nobody may write to it until its part has gone out.
     """
     tensors: dict[str, torch.Tensor] = {}
-    tree = _Packer(tensors).plain(value, "value")
+    tree = _Packer(tensors).plain(value, ())
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE}
     text = json.dumps({"tree": tree, "parts": {name: described(tensor) for name, tensor in large.items()}})
     blob = join_tensors({name: tensor for name, tensor in tensors.items() if name not in large}, text)
@@ -132,35 +136,38 @@ class _Packer:
         self._tensors = tensors
         self._known: dict[tuple[Any, ...], str] = {}
 
-    def plain(self, value: Any, place: str) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum):
+    def plain(self, value: Any, place: Place) -> Any:
+        kind: Any = type(value)
+        if value is None or kind in PLAIN:
             return value
-        if isinstance(value, torch.Tensor):
+        if kind is torch.Tensor or isinstance(value, torch.Tensor):
             return {_KIND: "tensor", "name": self._keep(value)}
-        if isinstance(value, bytes):
-            return {_KIND: "bytes", "data": base64.b64encode(value).decode("ascii")}
-        if isinstance(value, Enum) and type(value).__name__ in ENUMS:
-            return {_KIND: "enum", "type": type(value).__name__, "value": value.value}
         if isinstance(value, DistantArtifact):
-            value = value.here()
-        if is_dataclass(value) and TYPES.get(type(value).__name__) is type(value):
-            held = {f.name: self.plain(getattr(value, f.name), f"{place}.{f.name}") for f in fields(value)}
-            return {_KIND: type(value).__name__, "fields": held}
+            return self.plain(value.here(), place)
+        if names := _fields(kind):
+            held = {name: self.plain(getattr(value, name), (place, f".{name}")) for name in names}
+            return {_KIND: kind.__name__, "fields": held}
+        if isinstance(value, (list, tuple)):
+            items = [self.plain(item, (place, f"[{index}]")) for index, item in enumerate(value)]
+            return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
         if isinstance(value, Mapping):
             return self._mapping(value, place)
-        if isinstance(value, (list, tuple)):
-            items = [self.plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
-            return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
+        if isinstance(value, bytes):
+            return {_KIND: "bytes", "data": base64.b64encode(value).decode("ascii")}
+        if isinstance(value, Enum) and kind.__name__ in ENUMS:
+            return {_KIND: "enum", "type": kind.__name__, "value": value.value}
+        if isinstance(value, PLAIN) and not isinstance(value, Enum):
+            return value
         raise DataError(
-            f"{place} holds a {type(value).__module__}.{type(value).__name__}, which cannot travel between processes",
+            f"{_said(place)} holds a {kind.__module__}.{kind.__name__}, which cannot travel between processes",
             remedy="keep fields of prompts to numbers, text, bytes, lists and mappings",
         )
 
-    def _mapping(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+    def _mapping(self, value: Mapping[Any, Any], place: Place) -> dict[str, Any]:
         for key in value:
             if not isinstance(key, str):
-                raise DataError(f"{place} has the key {key!r}; keys must be text to travel between processes")
-        held = {key: self.plain(item, f"{place}[{key!r}]") for key, item in value.items()}
+                raise DataError(f"{_said(place)} has the key {key!r}; keys must be text to travel between processes")
+        held = {key: self.plain(item, (place, f"[{key!r}]")) for key, item in value.items()}
         return {_KIND: "dict", "items": held} if _KIND in held else held
 
     def _keep(self, tensor: torch.Tensor) -> str:
@@ -172,11 +179,21 @@ class _Packer:
         return self._known[identity]
 
 
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Names of the fields of a dataclass that may be packed; none for any other type."""
+    return tuple(field.name for field in fields(kind)) if TYPES.get(kind.__name__) is kind else ()
+
+
+def _said(place: Place) -> str:
+    return _said(place[0]) + place[1] if place else "value"
+
+
 def _build(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if type(tree) in PLAIN or tree is None:
+        return tree
     if isinstance(tree, list):
         return [_build(item, tensors) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
     kind = tree.get(_KIND)
     if kind is None:
         return {key: _build(item, tensors) for key, item in tree.items()}
