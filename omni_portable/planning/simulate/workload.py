@@ -153,11 +153,12 @@ def check_size(work: Workload, steps: int) -> None:
             f"{samples * rounds} samples, more than are simulated ({MAX_WAITING})",
             remedy=f"take less --prompts, --samples{ahead}",
         )
-    calls = steps * (placed.prompts + math.ceil(samples / work.piece))
-    if calls > MAX_EVENTS:
+    calls = math.ceil(samples / work.piece)
+    events = steps * (placed.prompts + calls)
+    if events > MAX_EVENTS:
         raise ConfigError(
-            f"{steps} steps of {placed.prompts} prompts in {math.ceil(samples / work.piece)} calls make {calls} events, "
-            f"more than are simulated ({MAX_EVENTS})",
+            f"{steps} steps of {placed.prompts} prompts in {calls} calls make {events} events, more than are simulated "
+            f"({MAX_EVENTS})",
             remedy="take less --steps or --prompts, or a larger --piece",
         )
     seconds = samples * (work.sample_s / placed.replicas + work.score_s / work.scorers)

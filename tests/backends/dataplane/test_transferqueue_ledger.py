@@ -86,3 +86,15 @@ def test_everything_that_waits_at_the_same_time_must_find_room(monkeypatch):
 def test_options_must_be_positive(name):
     with pytest.raises(ConfigError, match=f"dataplane.options.{name}=0"):
         TransferQueueOptions(**{name: 0})
+
+
+@pytest.mark.parametrize("queue", ["a b", "../up", "x" * 129, "line\nbreak", "caf\u00e9", "a/b"])
+def test_a_queue_has_a_plain_name(queue: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a queue"):
+        TransferQueueOptions(queue=queue)
+    TransferQueueOptions(queue="my-run_2.b")
+
+
+def test_storage_processes_are_not_started_by_the_million() -> None:
+    with pytest.raises(ConfigError, match="storage_units=1000000 is above"):
+        TransferQueueOptions(storage_units=1_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +14,9 @@ from omni_portable.contracts.registry import PluginSpec
 PACKAGE = "TransferQueue"
 VERSION = "0.1.11"
 """The one version that is supported; its internals changed in every release so far."""
+
+MOST_UNITS = 4096
+QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,17 @@ class TransferQueueOptions:
         for name in ("storage_units", "capacity_groups", "capacity_mib", "room_timeout_s", "answer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"dataplane.options.{name}={getattr(self, name)} must be above 0")
+
+        if self.storage_units > MOST_UNITS:
+            raise ConfigError(
+                f"dataplane.options.storage_units={self.storage_units} is above {MOST_UNITS}",
+                remedy="one or two for each machine are enough",
+            )
+        if self.queue and not QUEUE.fullmatch(self.queue):
+            raise ConfigError(
+                f"dataplane.options.queue={self.queue!r} is no name of a queue",
+                remedy="use up to 128 letters, digits, dots, dashes and underscores",
+            )
 
     def check(self, config: RunConfig) -> None:
         """Refuse what cannot run, before anything loads.
