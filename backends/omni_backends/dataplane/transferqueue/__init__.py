@@ -31,7 +31,7 @@ class TransferQueueOptions:
     """Name under which groups wait beyond the death of this process, on a cluster that outlives it; who starts with the
     same name finds them. Empty: they belong to this process alone and end with it."""
     address: str = ""
-    """Ray cluster, as in launcher.options.address; not looked at where the launcher has joined or started one."""
+    """Ray cluster, as in launcher.options.address, where the launcher brings none."""
     room_timeout_s: float = 3600.0
     """Seconds that a producer waits for room before it says that nobody takes anything out."""
     answer_timeout_s: float = 120.0
@@ -61,6 +61,12 @@ class TransferQueueOptions:
             ConfigError: there is no room for what must wait at the same time.
         """
         check_installed()
+        if self.address and config.launcher.name == "ray" and self.address != config.launcher.options.get("address"):
+            raise ConfigError(
+                f"dataplane.options.address={self.address}: with launcher.name=ray groups wait on the "
+                "launcher's cluster",
+                remedy="leave it out, and name the cluster in launcher.options.address",
+            )
         batch, ahead = config.data.train_batch_size, config.dataplane.max_staleness
         rounds = 1 if config.trainer.mode == SYNC else ahead + 1
         if self.capacity_groups < batch * rounds:

@@ -70,11 +70,12 @@ class Connection:
             ray.shutdown()
 
 
-def connect(options: RayOptions, cpus: int) -> Connection:
+def connect(options: RayOptions, cpus: int, key: str = "launcher.options.address") -> Connection:
     """Use the connection that this process has, or join the cluster that is named, or start one here.
 
     Args:
         cpus: of a cluster that is started here.
+        key: what the address is called in errors.
 
     Raises:
         ClusterError: the cluster cannot be reached, or one that was started here can be reached from outside.
@@ -82,7 +83,7 @@ def connect(options: RayOptions, cpus: int) -> Connection:
     if ray.is_initialized():
         return _joined_already(options.address)
     if address := options.address:
-        return _join(address, f"launcher.options.address={address}")
+        return _join(address, f"{key}={address}")
     if address := os.environ.get("RAY_ADDRESS", ""):
         return _join(address, f"RAY_ADDRESS={address} (environment)")
     return _start(options, cpus)
@@ -160,7 +161,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
         raise ClusterError(
             f"launcher.options.object_store_mib={options.object_store_mib} is more than this machine's memory "
             f"({memory >> 20} MiB)",
-            remedy="take less; 512 is the default",
+            remedy="take less; 512 is enough for images",
         )
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
