@@ -56,7 +56,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         "--measured-rollout-devices", type=positive, metavar="N", help="those of rollout alone (asynchronous modes)"
     )
     parser.add_argument(
-        "--measured-tensor-parallel", type=positive, default=1, metavar="T", help="devices per replica in the run (1)"
+        "--measured-tensor-parallel", type=positive, metavar="T", help="devices per replica in the run (1)"
     )
 
 
@@ -64,6 +64,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from omni_portable.planning.placement.advise import Request, advise
     from omni_portable.planning.placement.text import advice_as_data, advice_as_text
 
+    check_sync_rounds(arguments)
     profile = chosen_profile(arguments)
     request = Request(
         devices=arguments.devices,
@@ -96,6 +97,7 @@ def chosen_profile(arguments: argparse.Namespace) -> Profile:
     from omni_portable.planning.placement.measured import profile_of_run
     from omni_portable.planning.placement.profile import load_profile
 
+    refuse_measured(arguments)
     if bool(arguments.run_dir) == bool(arguments.profile):
         raise ConfigError("measured times come from RUN_DIR or from --profile", remedy="give one of the two")
     if arguments.profile:
@@ -104,8 +106,39 @@ def chosen_profile(arguments: argparse.Namespace) -> Profile:
         user_path(arguments.run_dir, "RUN_DIR"),
         arguments.measured_devices,
         arguments.measured_rollout_devices,
-        arguments.measured_tensor_parallel,
+        arguments.measured_tensor_parallel or 1,
     )
+
+
+def refuse_measured(arguments: argparse.Namespace) -> None:
+    """What a run used can only be said of a run.
+
+    Raises:
+        ConfigError: it is said, and RUN_DIR is not given.
+    """
+    from omni_portable.contracts.errors import ConfigError
+
+    for name in ("measured_devices", "measured_rollout_devices", "measured_tensor_parallel"):
+        value = getattr(arguments, name)
+        if value is not None and not arguments.run_dir:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value} says what a run used, and no RUN_DIR is given",
+                remedy="leave it out (rows of a profile hold their own devices), or name the run",
+            )
+
+
+def check_sync_rounds(arguments: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: weights that every step needs are to be sent less often.
+    """
+    from omni_portable.contracts.errors import ConfigError
+
+    if arguments.max_staleness == 0 and arguments.sync_rounds > 1:
+        raise ConfigError(
+            f"--sync-rounds {arguments.sync_rounds}: with --max-staleness 0 every step needs the weights of the last",
+            remedy="allow a staleness of 1 or more, or take --sync-rounds 1",
+        )
 
 
 def _save(profile: Profile, text: str) -> None:

@@ -63,7 +63,10 @@ def add_parser(subparsers: Any) -> None:
 
 def share(text: str) -> float:
     """A number above 0, at most 1."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value
@@ -76,7 +79,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from omni_portable.planning.simulate.run import simulate
     from omni_portable.planning.simulate.text import outcome_as_data, outcome_as_text
     from omni_portable.planning.simulate.times import measured_ratios
-    from omni_portable.planning.simulate.workload import EXAMPLE, make_workload
+    from omni_portable.planning.simulate.workload import EXAMPLE, check_size, make_workload
 
     _check(arguments)
     profile = chosen_profile(arguments) if arguments.run_dir or arguments.profile else EXAMPLE
@@ -95,6 +98,7 @@ def handle(arguments: argparse.Namespace) -> int:
         ratios=measured_ratios(profile, fitted.costs),
         loan=_loan(arguments, placement),
     )
+    check_size(workload, arguments.steps)
     outcome, without = simulate(workload, arguments.steps, arguments.seed), None
     if workload.loan is not None:
         without = simulate(dataclasses.replace(workload, loan=None), arguments.steps, arguments.seed)
@@ -109,8 +113,10 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from omni_portable.cli.placement import check_sync_rounds, refuse_measured
     from omni_portable.contracts.errors import ConfigError
 
+    refuse_measured(arguments)
     for name, value, most in (("devices", arguments.devices, MAX_DEVICES), ("steps", arguments.steps, MAX_STEPS)):
         if value > most:
             raise ConfigError(f"--{name} {value} is more than is simulated", remedy=f"ask for {most} at most")
@@ -130,11 +136,8 @@ def _check(arguments: argparse.Namespace) -> None:
             "taken back before they have drawn anything",
             remedy=f"take --reclaim-at {arguments.lend_below:g} or more, or a smaller --lend-below",
         )
-    if arguments.mode != "sync" and arguments.max_staleness == 0 and arguments.sync_rounds > 1:
-        raise ConfigError(
-            f"--sync-rounds {arguments.sync_rounds}: with --max-staleness 0 every step needs the weights of the last",
-            remedy="allow a staleness of 1 or more, or take --sync-rounds 1",
-        )
+    if arguments.mode != "sync":
+        check_sync_rounds(arguments)
 
 
 def _loan(arguments: argparse.Namespace, placement: Placement) -> Loan | None:

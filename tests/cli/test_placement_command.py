@@ -67,6 +67,11 @@ def test_a_run_can_be_planned_from_and_kept_as_a_profile(capsys: pytest.CaptureF
         (["--devices", "4"], "measured times come from RUN_DIR or from --profile"),
         (["somewhere", "--profile", PUBLISHED, "--devices", "4"], "measured times come from RUN_DIR or from --profile"),
         (["--profile", "nowhere.json", "--devices", "4"], "the profile nowhere.json cannot be read"),
+        (["--profile", PUBLISHED, "--devices", "4", "--measured-devices", "3"], "says what a run used, and no RUN_DIR"),
+        (
+            ["--profile", PUBLISHED, "--devices", "4", "--max-staleness", "0", "--sync-rounds", "3"],
+            "--sync-rounds 3: with --max-staleness 0 every step needs the weights of the last",
+        ),
         (["--profile", PUBLISHED, "--devices", "1"], "no placement fits 1 devices"),
     ],
 )
@@ -83,6 +88,13 @@ def test_wrong_use_of_the_command_line(capsys: pytest.CaptureFixture[str], argum
     assert stopped.value.code == (0 if arguments == ["--help"] else 2)
     shown = capsys.readouterr()
     assert "omni-portable plan placement" in shown.out + shown.err
+
+
+@pytest.mark.parametrize("share", ["none", "nan", "0", "1.5"])
+def test_a_share_that_is_none_is_named(capsys: pytest.CaptureFixture[str], share: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--devices", "8", "--mode", "sync", "--steps", "3", "--lend-below", share])
+    assert f"argument --lend-below: {share} is not above 0 and at most 1" in capsys.readouterr().err
 
 
 def test_a_simulated_run_in_words_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +158,25 @@ def test_without_a_profile_an_example_is_simulated(capsys: pytest.CaptureFixture
             ["--mode", "fully_async", "--devices", "2", "--max-staleness", "0", "--sync-rounds", "2"],
             "with --max-staleness 0 every step needs the weights of the last",
         ),
+        (["--mode", "sync", "--devices", "8", "--prompts", "100000000"], "take less --prompts, --samples"),
+        (["--mode", "sync", "--devices", "8", "--samples", "9" * 30], "more than are simulated"),
+        (
+            [
+                "--mode",
+                "separate_async",
+                "--devices",
+                "8",
+                "--prompts",
+                "1000",
+                "--max-staleness",
+                "900",
+                "--steps",
+                "900",
+            ],
+            "900 rounds of them under way at a time",
+        ),
+        (["--mode", "sync", "--devices", "65536", "--steps", "1000000"], "take less --steps or --prompts"),
+        (["--mode", "sync", "--devices", "8", "--measured-devices", "4"], "says what a run used, and no RUN_DIR"),
     ],
 )
 def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

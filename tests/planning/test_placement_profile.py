@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni_portable.contracts.errors import ConfigError, RunDirectoryError
+from omni_portable.planning.placement.advise import Request, advise
 from omni_portable.planning.placement.fit import fit
 from omni_portable.planning.placement.measured import profile_of_run
 from omni_portable.planning.placement.parse import PLACED, SECONDS, TOP, parse_profile
-from omni_portable.planning.placement.profile import SCHEMA_FILE, load_profile, profile_document
+from omni_portable.planning.placement.profile import (
+    SCHEMA_FILE,
+    Placement,
+    Profile,
+    Row,
+    load_profile,
+    profile_document,
+)
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "placement_minicpm_o.json"
 ROW = {"mode": "separate_async", "devices": 4, "rollout_devices": 1, "prompts": 8, "tokens": 9, "step_s": 5.0}
@@ -56,6 +66,8 @@ def test_the_schema_names_the_keys_that_are_read() -> None:
         ({"train_s": -1}, "'train_s' is -1"),
         ({"tokens": "many"}, "'tokens' is 'many'"),
         ({"switch_s": 1.0}, "'switch_s' is of mode 'sync' only"),
+        ({"step_s": 10**400}, "'step_s' is 10"),
+        ({"rollout_s": 0, "train_s": 0.0}, "'rollout_s' and 'train_s' are both 0"),
         ({"seconds": 1.0}, "unknown key 'seconds'"),
     ],
 )
@@ -73,6 +85,8 @@ def test_rows_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         ({"rows": "none"}, "at least one measurement"),
         ({"rows": [3]}, r"rows\[0\] must be an object"),
         ({"tensor_parallel_efficiency": {"two": 1.0}}, "the key is no number of devices"),
+        ({"tensor_parallel_efficiency": {"9" * 5000: 1.0}}, "the key is no number of devices"),
+        ({"tensor_parallel_efficiency": {"\u0663": 1.0}}, "the key is no number of devices"),
         ({"tensor_parallel_efficiency": {"2": 0}}, "tensor_parallel_efficiency.2 is 0"),
         ({"context_tokens": -1}, "'context_tokens' is -1"),
         ({"context_tokens": 0.5}, "'context_tokens' is 0.5"),
@@ -93,6 +107,11 @@ def test_files_that_are_none(tmp_path: Path, content: bytes | None) -> None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=str(path)):
         load_profile(path)
+
+
+def test_a_file_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="is longer than"):
+        load_profile(Path("/dev/zero"))
 
 
 CONFIG = """recipe: my/recipe.yaml
@@ -183,3 +202,37 @@ def test_the_published_document_is_not_changed_by_reading() -> None:
     before = copy.deepcopy(value)
     parse_profile(value, "published")
     assert value == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("train_batch_size", "many"), ("max_staleness", "[1]"), ("sync_interval", "-4"), ("n", "1.5")]
+)
+def test_a_run_whose_configuration_is_damaged(tmp_path: Path, key: str, value: str) -> None:
+    run_dir = write_metrics(tmp_path / "run", "separate_async", [100.0, 100.0])
+    text = re.sub(rf"\b{key}: \d+", f"{key}: {value}", CONFIG.replace("MODE", "separate_async"))
+    (run_dir / "config.yaml").write_text(text)
+    with pytest.raises(RunDirectoryError, match=rf"config.yaml is damaged: its .*{key}"):
+        profile_of_run(run_dir)
+
+
+def test_figures_beyond_all_measure_are_left_out(tmp_path: Path) -> None:
+    run_dir = write_metrics(tmp_path / "run", "sync", [100.0, 100.0])
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "timing_s/rollout": 10**400, "timing_s/update": 1.0}) + "\n")
+    assert len(profile_of_run(run_dir).rows) == 1
+
+
+def test_a_step_shorter_than_its_stages_is_said_to_be() -> None:
+    short = Row(Placement("sync", 4, 4, 1, 8), 0.0, step_s=1.0, rollout_s=5.0, train_s=5.0)
+    notes = advise(Profile("p", (short,)), Request(8)).notes
+    assert any(
+        "rows[0] contradicts itself: rollout and training in turn take 10 s of a step of 1 s" in n for n in notes
+    )
+    sound = dataclasses.replace(short, step_s=10.0)
+    assert not any("contradicts" in note for note in advise(Profile("p", (sound,)), Request(8)).notes)
+
+
+def test_a_profile_by_which_nothing_takes_time_is_refused() -> None:
+    nothing = Row(Placement("sync", 4, 4, 1, 8), 0.0, rollout_s=0.0, train_s=0.0)
+    with pytest.raises(ConfigError, match="takes no time at all"):
+        advise(Profile("p", (nothing,)), Request(8))

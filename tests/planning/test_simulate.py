@@ -15,7 +15,7 @@ from omni_portable.planning.simulate.clock import VirtualLoop, run_virtual
 from omni_portable.planning.simulate.run import Outcome, simulate
 from omni_portable.planning.simulate.seating import IdleSeating, RouterSeating
 from omni_portable.planning.simulate.times import make_ratio, measured_ratios
-from omni_portable.planning.simulate.workload import EXAMPLE, make_workload
+from omni_portable.planning.simulate.workload import EXAMPLE, check_size, make_workload
 from tests.planning.toy_run import ToyRun, toy_work
 
 COSTS = Costs(16.0, 0.0, 16.0, 0.0, reward=0.1, sync=1.0, switch=2.0)
@@ -196,3 +196,10 @@ def test_queues_and_buffers_are_measured_over_time() -> None:
     assert outcome.buffer_max == 4
     assert outcome.buffer_mean == pytest.approx(4 * (7.35 - 4) / 7.35, abs=0.1)  # drawn in 4 s, waits for the rest
     assert outcome.syncs == 41
+
+
+@pytest.mark.parametrize(("scale", "message"), [(0.0, "nothing takes any time"), (1e12, "more than are simulated")])
+def test_times_that_cannot_be_simulated(scale: float, message: str) -> None:
+    costs = Costs(16.0 * scale, 0.0, 16.0 * scale, 0.0)
+    with pytest.raises(ConfigError, match=message):
+        check_size(make_workload(profile(), costs, Placement("sync", 8, 8, 1, 32), 0.0), 40)

@@ -15,6 +15,8 @@ EVEN = 0.02
 """Modes this close are called even, and the simpler one is taken."""
 MAX_SPLITS = 128
 """Splits tried per mode and size of replicas."""
+CONTRADICTION = 1.1
+"""Stages longer than the step by more than this cannot have been measured in it."""
 GRID = 48
 """Lengths at which signs are compared in the search for crossovers."""
 
@@ -181,6 +183,11 @@ def _choice(
         options.append(Option(found[0], min(each), max(each)))
     options.sort(key=lambda option: (option.prediction.seconds_per_prompt, MODES.index(_mode(option))))
     fastest = options[0].prediction.seconds_per_prompt
+    if not fastest > 0:
+        raise ConfigError(
+            f"by the profile a step of {tokens:g} tokens takes no time at all, so nothing can be compared",
+            remedy="look at its 'rows': seconds of rollout, training or the whole step must be above 0",
+        )
     close = [option for option in options if option.prediction.seconds_per_prompt <= fastest * (1 + EVEN)]
     recommended = min(close, key=lambda option: (MODES.index(_mode(option)), option.prediction.seconds_per_prompt))
     return Choice(tokens, tuple(options), recommended, tuple(_reasons(options, recommended)))
@@ -222,6 +229,18 @@ def _reasons(options: Sequence[Option], recommended: Option) -> Iterator[str]:
         yield f"{mode} at its best, {best.placement.split}: {best.seconds_per_prompt:.3f} s per prompt, {word}{waiting}"
 
 
+def stages_beyond_the_step(row: Row) -> str:
+    """In words, where a step is said to be shorter than the stages it is made of; else empty."""
+    if row.step_s is None or row.rollout_s is None or row.train_s is None:
+        return ""
+    in_turn = row.placement.mode == "sync"
+    least = row.rollout_s + row.train_s if in_turn else max(row.rollout_s, row.train_s)
+    if least <= CONTRADICTION * row.step_s:
+        return ""
+    stages = "rollout and training in turn take" if in_turn else "its slower side takes"
+    return f"{stages} {least:g} s of a step of {row.step_s:g} s"
+
+
 def _notes(
     profile: Profile, request: Request, fits: Sequence[Fit], lengths: Sequence[float], choices: Sequence[Choice]
 ) -> Iterator[str]:
@@ -243,6 +262,9 @@ def _notes(
         yield f"lengths outside the measured {min(measured):g} to {max(measured):g} tokens are extrapolated"
     if len(set(measured)) == 1 and measured[0]:
         yield f"the profile holds one length only, {measured[0]:g} tokens: other lengths are guesses"
+    for index, row in enumerate(profile.rows):
+        if longer := stages_beyond_the_step(row):
+            yield f"rows[{index}] contradicts itself: {longer}; 'step_s' is not used where both stages are given"
     if fits[0].error > 0.05:
         yield f"the model misses the profile's own rows by {fits[0].error:.0%}: trust differences above that only"
     for placement in dict.fromkeys(placed for choice in choices for placed in _best_of_modes(choice.options)):

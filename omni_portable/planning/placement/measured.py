@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from omni_portable.contracts.errors import RunDirectoryError
-from omni_portable.planning.placement.parse import parse_profile
+from omni_portable.planning.placement.parse import LARGEST, parse_profile
 from omni_portable.planning.placement.profile import SCHEMA, SCHEMA_VERSION, Profile
 
 WARM_UP = 1
@@ -47,7 +47,7 @@ def profile_of_run(
     config = _config(run_dir)
     steps = _steps(run_dir / "metrics.jsonl")
     mode = str(_at(config, "trainer.mode", "sync"))
-    prompts, samples = int(_at(config, "data.train_batch_size", 1)), int(_at(config, "rollout.n", 1))
+    prompts, samples = (_whole(run_dir, config, key, 1) for key in ("data.train_batch_size", "rollout.n"))
     placed: dict[str, Any] = {
         "mode": mode,
         "devices": devices or (1 if mode == "sync" else 1 + (rollout_devices or 1)),
@@ -55,9 +55,9 @@ def profile_of_run(
     }
     if mode != "sync":
         placed["rollout_devices"] = rollout_devices or 1
-        placed["max_staleness"] = int(_at(config, "dataplane.max_staleness", 1))
+        placed["max_staleness"] = _whole(run_dir, config, "dataplane.max_staleness", 1)
         optimizer_steps = max(1.0, statistics.median(step.get("actor/optimizer_steps", 1.0) for step in steps))
-        placed["sync_rounds"] = math.ceil(int(_at(config, "trainer.sync_interval", 1)) / optimizer_steps)
+        placed["sync_rounds"] = math.ceil(_whole(run_dir, config, "trainer.sync_interval", 1) / optimizer_steps)
     rows = []
     for part in _by_length(steps):
         row = placed | {"prompts": prompts, "tokens": _median(part, ("response/length_mean",)) or 0.0}
@@ -83,7 +83,7 @@ def _config(run_dir: Path) -> Mapping[str, Any]:
             remedy="name the folder that training printed (trainer.run_dir), or a profile with --profile",
         )
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+        value = yaml.safe_load(_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     return value if isinstance(value, dict) else {}
@@ -98,9 +98,23 @@ def _at(config: Mapping[str, Any], key: str, default: Any) -> Any:
     return value
 
 
+def _whole(run_dir: Path, config: Mapping[str, Any], key: str, default: int) -> int:
+    value = _at(config, key, default)
+    if type(value) is not int or value < 0:
+        raise RunDirectoryError(f"{run_dir / 'config.yaml'} is damaged: its {key} is {value!r}")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def _steps(path: Path) -> list[dict[str, float]]:
     """Rows of training steps with their timings, without the warm-up; the last line may be cut off."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = _text(path).splitlines() if path.is_file() else []
     found: dict[int, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
         try:
@@ -122,7 +136,7 @@ def _steps(path: Path) -> list[dict[str, float]]:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _by_length(steps: Sequence[dict[str, float]]) -> list[Sequence[dict[str, float]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -44,7 +43,7 @@ def parse_profile(document: Any, where: str) -> Profile:
     efficiency = {}
     for key, value in _Object(top.value.get("tensor_parallel_efficiency", {}), f"{where}: efficiency").value.items():
         place = f"{where}: tensor_parallel_efficiency.{key}"
-        if not key.isdecimal() or int(key) < 1:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 12) or int(key) < 1:
             raise ConfigError(f"{place}: the key is no number of devices")
         efficiency[int(key)] = _number(value, place, low=1e-3, high=4.0)
     rows = top.value.get("rows")
@@ -71,6 +70,10 @@ def _row(value: Any, where: str) -> Row:
     seconds = {name: row.seconds(name) for name in SECONDS}
     if seconds["step_s"] is None and (seconds["rollout_s"] is None or seconds["train_s"] is None):
         raise ConfigError(f"{where}: a row needs 'step_s', or 'rollout_s' and 'train_s', or all of them")
+    if seconds["rollout_s"] == 0 and seconds["train_s"] == 0:
+        raise ConfigError(
+            f"{where}: 'rollout_s' and 'train_s' are both 0", remedy="leave out what was not measured, or give 'step_s'"
+        )
     if seconds["switch_s"] and placement.mode != "sync":
         raise ConfigError(f"{where}: 'switch_s' is of mode 'sync' only: rollout with devices of its own never sleeps")
     return Row(placement, row.number("tokens", 0.0), **seconds)
@@ -142,7 +145,7 @@ class _Object:
 
 
 def _number(value: Any, where: str, *, low: float = 0.0, high: float = LARGEST) -> float:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not low <= value <= high:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not ok or not low <= value <= high:  # which not-a-number and infinity are not either
         raise ConfigError(f"{where} is {value!r}", remedy=f"give a number from {low:g} to {high:g}")
     return float(value)

@@ -21,6 +21,10 @@ DOUBLING = 0.75
 """Efficiency that each doubling of tensor parallelism keeps, where a profile does not say otherwise."""
 
 
+LARGEST_FILE = 1 << 24
+"""Characters of a profile at most."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Who has which devices.
@@ -127,9 +131,12 @@ def load_profile(path: Path) -> Profile:
         ConfigError: there is no such file, it is no JSON, or a key is missing, unknown or of the wrong kind.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the profile {path} cannot be read: {error}", remedy="name a JSON file") from error
+    if len(text) > LARGEST_FILE:
+        raise ConfigError(f"the profile {path} is longer than {LARGEST_FILE} characters", remedy="name a JSON file")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

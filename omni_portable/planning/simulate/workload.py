@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from omni_portable.contracts.errors import ConfigError
 from omni_portable.planning.placement.model import Costs
 from omni_portable.planning.placement.profile import Placement, Profile, Row
 from omni_portable.planning.simulate.seating import EXACT
@@ -20,6 +21,14 @@ EXAMPLE = Profile(
     rows=(Row(Placement("sync", 1, 1), 0.0, rollout_s=16.0, train_s=16.0, sync_s=1.0),),
     samples_per_prompt=16,
 )
+
+
+MAX_WAITING = 4_000_000
+"""Samples of rounds that may be under way at a time; their calls and groups are held in memory."""
+MAX_EVENTS = 200_000_000
+"""Calls and groups of a whole run."""
+MAX_SECONDS = 1e11
+"""Simulated seconds of a whole run; the loop advances a day at a time at most."""
 
 
 @dataclass(frozen=True)
@@ -126,3 +135,38 @@ def make_workload(
         train_ratios=tuple(ratios[1]),
         loan=loan,
     )
+
+
+def check_size(work: Workload, steps: int) -> None:
+    """Refuse what would fill the memory or never end.
+
+    Raises:
+        ConfigError: names the figure that is too large, and what makes it up.
+    """
+    placed = work.placement
+    samples = placed.prompts * work.samples
+    rounds = 1 if placed.mode == "sync" else min(steps, 1 + (placed.max_staleness + 1) * placed.sync_rounds)
+    if samples * rounds > MAX_WAITING:
+        ahead = "" if placed.mode == "sync" else ", --max-staleness, --sync-rounds"
+        raise ConfigError(
+            f"{placed.prompts} prompts x {work.samples} samples, and {rounds} rounds of them under way at a time, make "
+            f"{samples * rounds} samples, more than are simulated ({MAX_WAITING})",
+            remedy=f"take less --prompts, --samples{ahead}",
+        )
+    calls = math.ceil(samples / work.piece)
+    events = steps * (placed.prompts + calls)
+    if events > MAX_EVENTS:
+        raise ConfigError(
+            f"{steps} steps of {placed.prompts} prompts in {calls} calls make {events} events, more than are simulated "
+            f"({MAX_EVENTS})",
+            remedy="take less --steps or --prompts, or a larger --piece",
+        )
+    seconds = samples * (work.sample_s / placed.replicas + work.score_s / work.scorers)
+    seconds = steps * (seconds + work.train_s + work.sync_s + work.switch_s)
+    if seconds > MAX_SECONDS:
+        raise ConfigError(
+            f"by the profile {steps} steps take up to {seconds:.3g} s, more than are simulated ({MAX_SECONDS:g})",
+            remedy="look at the seconds, devices and tokens of the profile, or take less --steps",
+        )
+    if not work.sample_s + work.train_s + work.sync_s + work.score_s > 0:
+        raise ConfigError("by the profile nothing takes any time, so there is nothing to simulate")

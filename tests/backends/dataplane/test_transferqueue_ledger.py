@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omni_backends.dataplane import transferqueue
 from omni_backends.dataplane.transferqueue import TransferQueueOptions
 from omni_backends.dataplane.transferqueue.ledger import Ledger
-from omni_portable.config.schema import DataConfig, DataPlaneConfig, RunConfig, TrainerConfig
+from omni_portable.config.schema import DataConfig, DataPlaneConfig, LauncherConfig, RunConfig, TrainerConfig
 from omni_portable.contracts.errors import ConfigError, PluginError
 
 
@@ -86,3 +86,24 @@ def test_everything_that_waits_at_the_same_time_must_find_room(monkeypatch):
 def test_options_must_be_positive(name):
     with pytest.raises(ConfigError, match=f"dataplane.options.{name}=0"):
         TransferQueueOptions(**{name: 0})
+
+
+@pytest.mark.parametrize("queue", ["a b", "../up", "x" * 129, "line\nbreak", "caf\u00e9", "a/b"])
+def test_a_queue_has_a_plain_name(queue: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a queue"):
+        TransferQueueOptions(queue=queue)
+    TransferQueueOptions(queue="my-run_2.b")
+
+
+def test_storage_processes_are_not_started_by_the_million() -> None:
+    with pytest.raises(ConfigError, match="storage_units=1000000 is above"):
+        TransferQueueOptions(storage_units=1_000_000)
+
+
+def test_a_second_cluster_beside_the_launchers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_backends.dataplane.transferqueue.check_installed", lambda: None)
+    config = RunConfig(launcher=LauncherConfig(name="ray", options={"address": "head:6379"}))
+    TransferQueueOptions(address="head:6379").check(config)
+    with pytest.raises(ConfigError, match="with launcher.name=ray groups wait on the launcher's cluster"):
+        TransferQueueOptions(address="other:6379").check(config)
+    TransferQueueOptions(address="other:6379").check(RunConfig())

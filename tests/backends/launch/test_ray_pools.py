@@ -121,8 +121,58 @@ def test_a_head_that_is_down_is_named_at_once():
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
         with pytest.raises(ClusterError, match=f"{address}: nothing answers there"):
             RayLauncher(RayOptions(address=address)).reserve([])
-    with pytest.raises(ClusterError, match="names no host and port"):
-        RayLauncher(RayOptions(address="somewhere")).reserve([])
+    for address in (
+        "somewhere",
+        "host:99999999",
+        "host:70000",
+        "host:0",
+        "host:\u00b2",
+        ":6379",
+        "6379",
+        "local",
+        "ray://",
+    ):
+        with pytest.raises(ClusterError, match="names no host and port"):
+            RayLauncher(RayOptions(address=address)).reserve([])
+    for address in ("a..b:6379", f"{'x' * 70}.test:6379"):
+        with pytest.raises(ClusterError, match="nothing answers there"):
+            RayLauncher(RayOptions(address=address)).reserve([])
+
+
+def test_an_address_of_the_environment_is_called_so(monkeypatch):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.cluster import connect
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(ClusterError, match=r"^RAY_ADDRESS=local \(environment\) names no host and port"):
+        connect(RayOptions(), 1)
+
+
+def test_an_object_store_beyond_the_memory_is_refused_at_once(monkeypatch):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.cluster import connect
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ClusterError, match="object_store_mib=1000000000 is more than this machine's memory"):
+        connect(RayOptions(object_store_mib=1_000_000_000), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollout_devices": 1.5}, "rollout_devices=1.5: Ray gives whole devices, or a share of a single one"),
+        ({"trainer_devices": 2.25}, "trainer_devices=2.25: Ray gives whole devices"),
+        ({"actor_devices": 1e9}, r"actor_devices=1e\+09 of one worker"),
+        ({"reward_cpus": 1e-9}, "reward_cpus=1e-09 of one worker"),
+        ({"teacher_cpus": 1e9}, r"teacher_cpus=1e\+09 of one worker"),
+        ({"cpus": 10**9}, "cpus=1000000000 is above"),
+        ({"object_store_mib": 1}, "object_store_mib=1: Ray needs 75 at least"),
+    ],
+)
+def test_amounts_that_no_cluster_can_give(options, message):
+    with pytest.raises(ConfigError, match=message):
+        RayOptions(**options)
+    RayOptions(rollout_devices=0.25, actor_devices=2.0, rollout_cpus=1.5, trainer_devices=0)
 
 
 def test_settings_that_cannot_work_are_refused_before_anything_starts():

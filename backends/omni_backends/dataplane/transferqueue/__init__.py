@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +14,9 @@ from omni_portable.contracts.registry import PluginSpec
 PACKAGE = "TransferQueue"
 VERSION = "0.1.11"
 """The one version that is supported; its internals changed in every release so far."""
+
+MOST_UNITS = 4096
+QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class TransferQueueOptions:
     """Name under which groups wait beyond the death of this process, on a cluster that outlives it; who starts with the
     same name finds them. Empty: they belong to this process alone and end with it."""
     address: str = ""
-    """Ray cluster, as in launcher.options.address; not looked at where the launcher has joined or started one."""
+    """Ray cluster, as in launcher.options.address, where the launcher brings none."""
     room_timeout_s: float = 3600.0
     """Seconds that a producer waits for room before it says that nobody takes anything out."""
     answer_timeout_s: float = 120.0
@@ -38,6 +42,17 @@ class TransferQueueOptions:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"dataplane.options.{name}={getattr(self, name)} must be above 0")
 
+        if self.storage_units > MOST_UNITS:
+            raise ConfigError(
+                f"dataplane.options.storage_units={self.storage_units} is above {MOST_UNITS}",
+                remedy="one or two for each machine are enough",
+            )
+        if self.queue and not QUEUE.fullmatch(self.queue):
+            raise ConfigError(
+                f"dataplane.options.queue={self.queue!r} is no name of a queue",
+                remedy="use up to 128 letters, digits, dots, dashes and underscores",
+            )
+
     def check(self, config: RunConfig) -> None:
         """Refuse what cannot run, before anything loads.
 
@@ -46,6 +61,12 @@ class TransferQueueOptions:
             ConfigError: there is no room for what must wait at the same time.
         """
         check_installed()
+        if self.address and config.launcher.name == "ray" and self.address != config.launcher.options.get("address"):
+            raise ConfigError(
+                f"dataplane.options.address={self.address}: with launcher.name=ray groups wait on the "
+                "launcher's cluster",
+                remedy="leave it out, and name the cluster in launcher.options.address",
+            )
         batch, ahead = config.data.train_batch_size, config.dataplane.max_staleness
         rounds = 1 if config.trainer.mode == SYNC else ahead + 1
         if self.capacity_groups < batch * rounds:

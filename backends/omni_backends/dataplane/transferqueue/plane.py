@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import ray
+
 from omni_backends.dataplane.columns import Media, check_columns, joined, media_of, without_media
 from omni_backends.dataplane.transferqueue import TransferQueueOptions, check_installed
 from omni_backends.dataplane.transferqueue.ledger import Ledger, mib
@@ -42,9 +44,10 @@ class TransferQueuePlane:
         check_installed()
         self._options = options
         self._ledger = Ledger(options.capacity_groups, options.capacity_mib << 20)
-        cluster = RayOptions(address=options.address, object_store_mib=CLUSTER_STORE_MIB)
+        own = "" if ray.is_initialized() else options.address
+        cluster = RayOptions(address=own, object_store_mib=CLUSTER_STORE_MIB)
         with ExitStack() as undo:
-            connection = connect(cluster, cpus=CLUSTER_CPUS)
+            connection = connect(cluster, cpus=CLUSTER_CPUS, key="dataplane.options.address")
             undo.callback(connection.close)
             self._service = find_or_start(options)
             if not options.queue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,13 @@ from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
+LARGEST = {"devices": 1024, "cpus": 16384}
+"""What one worker may ask for at most; larger numbers are no machine's, and Ray's own processes end over some."""
+MOST_CPUS = 1_000_000
+SMALLEST = 1e-4
+"""Ray's own granularity of amounts."""
+SMALLEST_STORE_MIB = 75
+"""Ray's own smallest object store."""
 REMOTE = ("rollout", "reward", "teacher")
 """Roles with processes of their own; the others live with the trainer (of an actor's ranks, their driver does)."""
 
@@ -60,9 +68,30 @@ class RayOptions:
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"launcher.options.{name}={getattr(self, name)} is below 0")
+        for role, what in itertools.product(("trainer", "actor", *REMOTE), LARGEST):
+            if hasattr(self, name := f"{role}_{what}"):
+                self._check_amount(name, getattr(self, name), what)
+        if self.cpus > MOST_CPUS:
+            raise ConfigError(f"launcher.options.cpus={self.cpus} is above {MOST_CPUS}")
+        if 0 < self.object_store_mib < SMALLEST_STORE_MIB:
+            raise ConfigError(
+                f"launcher.options.object_store_mib={self.object_store_mib}: Ray needs {SMALLEST_STORE_MIB} at least"
+            )
         for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"launcher.options.{name}={getattr(self, name)} must be above 0")
+
+    def _check_amount(self, name: str, amount: float, what: str) -> None:
+        if amount > LARGEST[what] or 0 < amount < SMALLEST:
+            raise ConfigError(
+                f"launcher.options.{name}={amount:g} of one worker",
+                remedy=f"give 0, or a number from {SMALLEST:g} to {LARGEST[what]}",
+            )
+        if what == "devices" and amount > 1 and amount != int(amount):
+            raise ConfigError(
+                f"launcher.options.{name}={amount:g}: Ray gives whole devices, or a share of a single one",
+                remedy=f"give {int(amount)}, {int(amount) + 1}, or a number below 1",
+            )
 
     def check(self, config: RunConfig) -> None:
         """Refuse what a mode cannot run with.

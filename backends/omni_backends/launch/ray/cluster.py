@@ -70,43 +70,50 @@ class Connection:
             ray.shutdown()
 
 
-def connect(options: RayOptions, cpus: int) -> Connection:
+def connect(options: RayOptions, cpus: int, key: str = "launcher.options.address") -> Connection:
     """Use the connection that this process has, or join the cluster that is named, or start one here.
 
     Args:
         cpus: of a cluster that is started here.
+        key: what the address is called in errors.
 
     Raises:
         ClusterError: the cluster cannot be reached, or one that was started here can be reached from outside.
     """
     if ray.is_initialized():
         return _joined_already(options.address)
-    if address := options.address or os.environ.get("RAY_ADDRESS", ""):
-        return _join(address)
+    if address := options.address:
+        return _join(address, f"{key}={address}")
+    if address := os.environ.get("RAY_ADDRESS", ""):
+        return _join(address, f"RAY_ADDRESS={address} (environment)")
     return _start(options, cpus)
 
 
 def _joined_already(address: str) -> Connection:
     here = ray.get_runtime_context().gcs_address
     if address not in ("", "auto", here):
-        _knock(address)
+        said = f"launcher.options.address={address}"
+        _knock(address, said)
         raise ClusterError(
-            f"launcher.options.address={address}, but this process is connected to the Ray cluster at {here} already",
+            f"{said}, but this process is connected to the Ray cluster at {here} already",
             remedy="leave the address out, or run in a process of its own",
         )
     return Connection(here, started=False, joined=False)
 
 
-def _join(address: str) -> Connection:
-    key = "launcher.options.address"
+def _join(address: str, said: str) -> Connection:
+    """
+    Args:
+        said: what errors call the address.
+    """
     if address != "auto":
-        _knock(address)
+        _knock(address, said)
     try:
         with _loopback() if _on_loopback(address) else nullcontext():
             _init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"{key}={address}: no Ray cluster can be joined there: {error}",
+            f"{said}: no Ray cluster can be joined there: {error}",
             remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this run",
         ) from error
     log.info("joined the Ray cluster at %s", address)
@@ -125,20 +132,19 @@ def _init(**arguments: Any) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _knock(address: str) -> None:
+def _knock(address: str, said: str) -> None:
     """A head that is gone is found out at once instead of after a minute of attempts."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
         raise ClusterError(
-            f"launcher.options.address={address} names no host and port",
+            f"{said} names no host and port",
             remedy="write HOST:PORT (6379 unless the head was given another), ray://HOST:10001, or 'auto'",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of names that cannot be one of a host
         raise ClusterError(
-            f"launcher.options.address={address}: nothing answers there ({error}); the head of the cluster is down, or "
-            "this is not its address",
+            f"{said}: nothing answers there ({error}); the head of the cluster is down, or this is not its address",
             remedy="start it (`ray start --head`), mend the address, or leave it out to have one started for this run",
         ) from error
 
@@ -150,6 +156,13 @@ def _on_loopback(address: str) -> bool:
 
 
 def _start(options: RayOptions, cpus: int) -> Connection:
+    memory = psutil.virtual_memory().total
+    if options.object_store_mib << 20 > memory:
+        raise ClusterError(
+            f"launcher.options.object_store_mib={options.object_store_mib} is more than this machine's memory "
+            f"({memory >> 20} MiB)",
+            remedy="take less; 512 is enough for images",
+        )
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import platform
@@ -30,10 +31,31 @@ from omni_portable.rollout.codec import unpack
 
 log = logging.getLogger(__name__)
 
+LOG_PART = 1 << 20
+"""Bytes of a log that are fetched at a time."""
+
 
 def versions() -> dict[str, str]:
     """What must be the same on both sides."""
     return {"omni-portable": version("omni-portable"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+class _Lossy(io.FileIO):
+    """A file that drops what it has no room for: a scorer that prints must not fail because the disk is full."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def printed(descriptor: int) -> io.TextIOWrapper:
+    """A stream for `print`, which cannot fail for what is printed or where to."""
+    raw = _Lossy(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True
+    )
 
 
 class Host:
@@ -55,15 +77,15 @@ class Host:
         for standard in (1, 2):
             os.dup2(descriptor, standard)
         os.close(descriptor)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
+        sys.stdout, sys.stderr = printed(1), printed(2)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
         return shared
 
     def read_log(self, start: int) -> bytes:
-        """What was printed from byte `start` on."""
+        """What was printed from byte `start` on, LOG_PART bytes at most."""
         with open(self._log, "rb") as file:
             file.seek(start)
-            return file.read()
+            return file.read(LOG_PART)
 
     def build(self, blob: bytes) -> bytes:
         """Build the role from a packed {name, build, config, replica, arguments}; what it calls itself, and

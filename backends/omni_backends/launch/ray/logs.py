@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_backends.launch.ray.worker import Worker
+from omni_portable.contracts.disk import disk_errors
 from omni_portable.contracts.errors import OmniPortableError
 
 log = logging.getLogger(__name__)
@@ -34,10 +36,17 @@ class LogCollector:
         self._thread: threading.Thread | None = None
 
     def open(self, worker: Worker, path: Path) -> bool:
-        """Have a worker's output appended to `path` from now on; whether it sees that folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Have a worker's output appended to `path` from now on; whether it sees that folder.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
+        """
         proof = path.parent / f".{uuid.uuid4().hex}"
-        proof.touch()
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+            proof.touch()
         try:
             shared: bool = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()))
         finally:
@@ -73,13 +82,17 @@ class LogCollector:
                     self._fetch(label)
 
     def _fetch(self, label: str) -> None:
+        """What is new; what cannot be written now (the disk is full) is fetched again the next time."""
         source = self._sources[label]
         try:
             new = source.worker.fetch("read_log", source.done)
+            with open(source.path, "ab", buffering=0) as file:
+                while new:
+                    written = file.write(new)
+                    source.done += written
+                    new = new[written:] or source.worker.fetch("read_log", source.done)
         except OmniPortableError as error:
             log.info("the output of '%s' is no longer fetched: %s", label, error.problem)
             del self._sources[label]
-            return
-        with open(source.path, "ab") as file:
-            file.write(new)
-        source.done += len(new)
+        except OSError as error:
+            log.info("the output of '%s' cannot be written to %s now: %s", label, source.path, error.strerror)
