@@ -150,6 +150,7 @@ class Package:
     purpose: str
     install: str
     optional: bool
+    serves: str = ""
 
 
 @dataclass(frozen=True)
