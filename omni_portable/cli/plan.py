@@ -30,7 +30,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--device", required=True, metavar="NAME[:GENERATION]", help="where to run, or 'auto' for what is present here"
     )
-    parser.add_argument("--devices", type=positive, default=1, metavar="N", help="how many of them (1)")
+    parser.add_argument(
+        "--devices",
+        type=positive,
+        metavar="N",
+        help="how many of them (1; with a launcher of several processes what it needs)",
+    )
     parser.add_argument(
         "--memory-gib", type=gibibytes, metavar="GIB", help="memory of one, where the table's is not it"
     )

@@ -69,7 +69,10 @@ def check_kinds(config: RunConfig) -> None:
     for key, role, name in engines(config):
         kinds = plugin_spec(role, name, key).capabilities.get("kinds")
         if kinds is not None and wanted not in kinds:
-            raise CapabilityError(f"{key}={name} runs {_listed(kinds)} models, but the recipe trains a {wanted} model")
+            article = "an" if wanted[0] in "aeiou" else "a"
+            raise CapabilityError(
+                f"{key}={name} runs {_listed(kinds)} models, but the recipe trains {article} {wanted} model"
+            )
 
 
 def check_kind_keys(config: RunConfig, source: Source) -> None:

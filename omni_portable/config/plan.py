@@ -69,6 +69,11 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, token
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
     exact = "micro-batches equal the rollout's packs: with equal kernels on-policy ratios start at exactly 1"
+    if config.rollout.engine != "native":
+        exact = (
+            f"micro-batches equal the rollout's packs, but rollout.engine={config.rollout.engine} has kernels of its "
+            "own: on-policy ratios start near 1, the gap is measured"
+        )
     inexact = "micro-batches differ from the rollout's packs: on-policy ratios start near 1, the gap is measured"
     whole = "all weights" if tokens else "all weights of the transformer"
     what = f"LoRA of rank {config.model.lora.rank}" if config.model.lora.rank else whole
@@ -109,10 +114,17 @@ def _mode_lines(config: RunConfig) -> Sequence[str]:
     trainer, hybrid = config.trainer, config.trainer.hybrid
     if trainer.mode == SYNC:
         return []
-    travel = "interrupt requests, which go on afterwards" if trainer.mode == "fully_async" else "wait for requests"
+    again = "go on" if trained_kind(config) == "autoregressive" else "begin again"
+    travel = f"interrupt requests, which {again} afterwards" if trainer.mode == "fully_async" else "wait for requests"
+    versions = config.dataplane.max_staleness
+    ahead = f"rollout runs up to {_several(versions, 'policy version')} ahead of training"
+    if not versions:
+        ahead = (
+            "with dataplane.max_staleness=0 rollout waits for every update, so nothing overlaps with training (set "
+            "dataplane.max_staleness=1 or more)"
+        )
     lines = [
-        f"  mode {trainer.mode}: rollout runs up to {_several(config.dataplane.max_staleness, 'policy version')} ahead "
-        f"of training; new weights {travel}",
+        f"  mode {trainer.mode}: {ahead}; new weights {travel}",
         f"  weights are handed over every {_several(trainer.sync_interval, 'optimizer step')}, at the end of a round",
     ]
     if hybrid.enabled:

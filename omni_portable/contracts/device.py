@@ -236,6 +236,7 @@ class PackageNeed:
         purpose: what needs it, a few words.
         install: the exact command that installs it.
         optional: only some choices need it; a wrong version is a fault, its absence is none.
+        serves: where it plugs into another distribution, the newest known release of that, 'NAME==VERSION'.
     """
 
     distribution: str
@@ -243,6 +244,7 @@ class PackageNeed:
     purpose: str
     install: str
     optional: bool = False
+    serves: str = ""
 
 
 @dataclass(frozen=True)

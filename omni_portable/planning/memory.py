@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from omni_portable.config.schema import RunConfig
@@ -38,7 +38,8 @@ def plan_memory(setting: Setting, target: Target, capacity: int | None) -> tuple
         capacity: bytes of one device; None where it is not known.
     """
     everyone = _roles(setting, target)
-    phases = _phases(everyone)
+    groups = _groups(setting, target)
+    phases = _fullest(groups)
     peak_phase = max(PHASES, key=lambda phase: phases[phase])
     peak, reserved = phases[peak_phase], target.profile.reserved_bytes
     usable = None if capacity is None else max(0, capacity - reserved)
@@ -54,6 +55,7 @@ def plan_memory(setting: Setting, target: Target, capacity: int | None) -> tuple
         roles=everyone,
         host=roles.host(setting),
         changes=changes,
+        by_device=groups if setting.apart else {},
     )
     if usable is None:
         return memory, [], [_unknown_capacity(target, peak + reserved)]
@@ -72,8 +74,21 @@ def _phases(everyone: Sequence[Role]) -> dict[str, int]:
     return {phase: sum(role.total(phase) for role in everyone) for phase in PHASES}
 
 
+def _groups(setting: Setting, target: Target) -> dict[str, dict[str, int]]:
+    """Kind of device -> phase -> bytes on one: of all roles where they share devices, of each where they do not."""
+    everyone = _roles(setting, target)
+    if not setting.apart:
+        return {"every": _phases(everyone)}
+    return {role.name: _phases([role]) for role in everyone}
+
+
+def _fullest(groups: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Phase -> bytes on the kind of device that holds most in it."""
+    return {phase: max(sums[phase] for sums in groups.values()) for phase in PHASES}
+
+
 def _peak(setting: Setting, target: Target) -> int:
-    return max(_phases(_roles(setting, target)).values())
+    return max(_fullest(_groups(setting, target)).values())
 
 
 def _status(peak: int, usable: int | None) -> MemoryStatus:

@@ -120,11 +120,12 @@ class Memory:
         capacity_bytes: of one device; None where only the machine can tell.
         reserved_bytes: of it, what driver, runtime and communicators take.
         peak_bytes / peak_phase: the largest sum of all roles; None and '' where sizes are not known.
-        phases: phase -> bytes of all roles.
+        phases: phase -> bytes of all roles; where these have devices of their own, of the fullest device.
         roles: what the sums consist of.
         host: items in the host's memory (on a device of its own they are not part of the peak).
         changes: what would lower the peak, where it does not fit.
         unknown: why sizes are not known.
+        by_device: 'actor' and 'rollout' -> phase -> bytes on one such device; empty where the roles share devices.
     """
 
     status: MemoryStatus
@@ -137,6 +138,7 @@ class Memory:
     host: tuple[Item, ...] = ()
     changes: tuple[Change, ...] = ()
     unknown: str = ""
+    by_device: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Package:
     purpose: str
     install: str
     optional: bool
+    serves: str = ""
 
 
 @dataclass(frozen=True)

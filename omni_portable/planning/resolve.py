@@ -9,11 +9,11 @@ from omni_portable.config.loader import load_config
 from omni_portable.config.schema import RunConfig
 from omni_portable.models.outline import DTYPE_BYTES, ModelOutline, read_outline
 from omni_portable.planning.kernels import plan_attention, plan_precision
+from omni_portable.planning.layout import cluster_layout, layout_use
 from omni_portable.planning.memory import plan_memory
 from omni_portable.planning.plan import (
     AttentionPlan,
     Collectives,
-    Devices,
     Memory,
     Package,
     Plan,
@@ -33,12 +33,17 @@ METHOD = (
     "launcher of several processes, which have devices of their own",
 )
 
+APART = (
+    "rollout engines have devices of their own, so each device holds one role, with a whole copy of the transformer on "
+    "every rollout device"
+)
+
 
 def make_plan(
     recipe: str,
     device: str,
     *,
-    devices: int = 1,
+    devices: int | None = None,
     overrides: Sequence[str] = (),
     memory_bytes: int | None = None,
 ) -> Plan:
@@ -47,7 +52,7 @@ def make_plan(
     Args:
         recipe: as `omni-portable train` takes it.
         device: 'NAME:GENERATION', or what `target.resolve_target` takes besides.
-        devices: how many, at least 1.
+        devices: how many, at least 1; None is as many as a launcher's roles need, otherwise 1.
         overrides: as for training; `device.name` is set to the device.
         memory_bytes: of one device, in place of the table's.
 
@@ -61,9 +66,19 @@ def make_plan(
     reasons += unsupported(config, target)
     outline = read_outline(config, precision.dtype)
     attention, refused = plan_attention(config, target, outline.attention or ())
-    use, warnings = device_use(config, devices)
-    memory, exceeded, watched = _memory(config, outline, target, precision.dtype, attention, use, memory_bytes)
-    reasons += [*refused, *exceeded]
+    layout = cluster_layout(config, target)
+    if layout is None:
+        use, warnings = device_use(config, devices or 1)
+        few: list[Reason] = []
+        shards = use.used if is_sharded(config) else 1
+    else:
+        shards = layout.ranks if is_sharded(config) else 1
+        use, few, warnings = layout_use(layout, devices, shards > 1)
+    apart = layout is not None and layout.apart
+    memory, exceeded, watched = _memory(
+        config, outline, target, precision.dtype, attention, shards, apart, memory_bytes
+    )
+    reasons += [*refused, *few, *exceeded]
     warnings += watched
     if outline.attention is None:
         warnings.append(Reason("attention", f"which kernels the model needs is not known: {outline.unknown}"))
@@ -95,7 +110,8 @@ def _memory(
     target: Target,
     dtype: str,
     attention: Sequence[AttentionPlan],
-    use: Devices,
+    shards: int,
+    apart: bool,
     memory_bytes: int | None,
 ) -> tuple[Memory, list[Reason], list[Reason]]:
     capacity = target.profile.memory_bytes if memory_bytes is None else memory_bytes
@@ -104,15 +120,16 @@ def _memory(
         memory = Memory("sizes_unknown", capacity, target.profile.reserved_bytes, unknown=unknown)
         return memory, [], [Reason("memory", f"unknown: {unknown}")]
     family = next((plan.family for plan in attention if plan.component == outline.trainable), "")
-    shards = use.used if is_sharded(config) else 1
-    return plan_memory(gather(config, outline, outline.sizes, dtype, family, shards), target, capacity)
+    return plan_memory(gather(config, outline, outline.sizes, dtype, family, shards, apart), target, capacity)
 
 
 def _method(memory: Memory, outline: ModelOutline) -> tuple[str, ...]:
     """What the estimate took for granted, and its formulas; nothing where none was made."""
     if memory.peak_bytes is None or outline.sizes is None:
         return ()
-    return (*METHOD, *outline.sizes.formulas())
+    shared, *others = METHOD[1:]
+    together = APART if memory.by_device else shared
+    return (METHOD[0], together, *others, *outline.sizes.formulas())
 
 
 def _verdict(reasons: Sequence[Reason], memory: Memory, outline: ModelOutline) -> Verdict:

@@ -25,6 +25,7 @@ class Setting:
         shards: devices over which the actor's weights and optimizer state are spread; 1 where they are not.
         requires: policies that the algorithm has the engine keep.
         stored_steps: denoising steps of a sample that are recorded and trained on.
+        apart: the rollout engine has devices that are not the actor's.
     """
 
     config: RunConfig
@@ -35,6 +36,7 @@ class Setting:
     shards: int
     requires: Requires
     stored_steps: int
+    apart: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -100,7 +102,13 @@ def guided_rows(rollout: RolloutConfig) -> int:
 
 
 def gather(
-    config: RunConfig, outline: ModelOutline, sizes: ModelSizes, dtype: str, attention: str, shards: int
+    config: RunConfig,
+    outline: ModelOutline,
+    sizes: ModelSizes,
+    dtype: str,
+    attention: str,
+    shards: int,
+    apart: bool = False,
 ) -> Setting:
     """A setting, with what the algorithm's options say."""
     options = algorithm_options(config)
@@ -108,4 +116,4 @@ def gather(
     kept = requires() if callable(requires) else Requires()
     steps = stochastic_steps(options, config.rollout.num_steps)
     stored = config.rollout.num_steps if steps is None else steps
-    return Setting(config, outline, sizes, dtype, attention, shards, kept, stored)
+    return Setting(config, outline, sizes, dtype, attention, shards, kept, stored, apart)

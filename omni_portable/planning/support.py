@@ -3,7 +3,7 @@
 Capabilities that are read here, all optional (a part that does not declare one is not restricted by it):
 
 * any plugin: 'devices', those it runs on, by name, with or without a generation ('cpu', 'ascend:a3')
-* rollout engine: 'sleep_levels'
+* rollout engine: 'sleep_levels', 'requires' (distribution -> versions that it runs with)
 * train engine: 'ranks' (processes it may have), 'sharded' (True: weights and optimizer are spread over all devices)
 * launcher: 'multi_process'
 """
@@ -11,6 +11,8 @@ Capabilities that are read here, all optional (a part that does not declare one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from packaging.specifiers import SpecifierSet
 
 from omni_portable.config.plugins import algorithm_name, plugin_spec
 from omni_portable.config.schema import RunConfig
@@ -46,6 +48,7 @@ def unsupported(config: RunConfig, target: Target) -> Iterator[Reason]:
                 f"set {key} to another one, or plan for one of the choices",
                 tuple(devices),
             )
+    yield from _other_versions(config, target)
     if not can_sleep(config, config.rollout.sleep_level):
         levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities["sleep_levels"]
         yield Reason(
@@ -59,6 +62,22 @@ def unsupported(config: RunConfig, target: Target) -> Iterator[Reason]:
             check(config)
         except ConfigError as error:
             yield Reason(key, error.problem, error.remedy or "", tuple(error.choices or ()))
+
+
+def _other_versions(config: RunConfig, target: Target) -> Iterator[Reason]:
+    """Where a package of the device's stack plugs into a release that the rollout engine refuses."""
+    engine = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine")
+    requires = engine.capabilities.get("requires", {})
+    for package in target.profile.packages:
+        name, _, release = package.serves.partition("==")
+        if release and name in requires and release not in SpecifierSet(requires[name]):
+            yield Reason(
+                "rollout.engine",
+                f"rollout.engine={engine.name} runs with {name} {requires[name]}, and the newest known "
+                f"{package.distribution} of '{target.where}' serves {name} {release}",
+                "set rollout.engine=native, until there is one for that version",
+                ("native",),
+            )
 
 
 def can_sleep(config: RunConfig, level: int) -> bool:

@@ -77,9 +77,17 @@ def _memory(memory: Memory) -> Iterator[str]:
     has = "not known" if memory.capacity_bytes is None else gib(memory.capacity_bytes)
     less = f", {gib(memory.reserved_bytes)} of it for driver and runtime" if memory.reserved_bytes else ""
     phase = memory.peak_phase.replace("_", " ")
-    yield f"memory       peak {gib(memory.peak_bytes)} per device in the {phase} phase; capacity {has}{less}"
-    for name, size in memory.phases.items():
-        yield f"  {name.replace('_', ' '):<22}{gib(size):>11}"
+    fullest = "per device"
+    if memory.by_device:
+        fullest = f"on one {max(memory.by_device, key=lambda kind: max(memory.by_device[kind].values()))} device"
+    yield f"memory       peak {gib(memory.peak_bytes)} {fullest} in the {phase} phase; capacity {has}{less}"
+    for kind, phases in (memory.by_device or {"": memory.phases}).items():
+        if kind:
+            yield f"  on each {kind} device: peak {gib(max(phases.values()))}"
+        indent = "    " if kind else "  "
+        for name, size in phases.items():
+            if size:
+                yield f"{indent}{name.replace('_', ' '):<{24 - len(indent)}}{gib(size):>11}"
     for role in memory.roles:
         yield f"  {role.name} ({role.placement})"
         yield from map(_item, role.items)

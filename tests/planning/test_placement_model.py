@@ -179,7 +179,17 @@ def test_every_split_is_tried_and_many_are_thinned_out() -> None:
 def test_samples_that_do_not_divide_among_the_trainers_devices_are_named() -> None:
     rows = (Row(Placement("separate_async", 4, 1, 1, 128), 0.0, None, 10.0, 10.0),)
     advice = advise(Profile("p", rows, samples_per_prompt=16), Request(4))
-    assert any("2048 samples do not divide among 3 training devices; 126 prompts" in note for note in advice.notes)
+    assert any("2048 samples do not divide among 3 training devices; 129 prompts" in note for note in advice.notes)
+
+
+@pytest.mark.parametrize(("prompts", "samples", "trainers", "nearest"), [(4, 4, 5, 5), (7, 4, 5, 5), (3, 4, 8, 4)])
+def test_the_nearest_number_of_prompts_really_divides(prompts: int, samples: int, trainers: int, nearest: int) -> None:
+    from omni_portable.planning.placement.advise import _nearest
+
+    profile = Profile("p", (), samples_per_prompt=samples)
+    placed = Placement("separate_async", trainers + 1, 1, 1, prompts)
+    assert _nearest(profile, placed) == nearest
+    assert nearest * samples % trainers == 0
 
 
 def test_what_lending_would_change_is_not_claimed(published: Profile) -> None:

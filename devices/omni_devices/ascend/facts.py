@@ -19,6 +19,7 @@ TORCH = "2.10.0"
 TORCH_NPU = "2.10.0.post4"
 VLLM_ASCEND_COMMIT = "182b75ea84ff13ece27b57391331ef8935410aea"
 """vLLM-Ascend for vLLM 0.27.1; it has to be built for one generation, which packages on the index are not."""
+SERVED_VLLM = "0.27.1"
 TRITON_ASCEND = "3.2.2"
 MINDIE_SD = "3.1.0"
 

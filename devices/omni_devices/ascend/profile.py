@@ -58,6 +58,7 @@ def packages(generation: str) -> tuple[PackageNeed, ...]:
             "rollouts by vLLM and vLLM-Omni, sleeping engines",
             vllm_build.reinstall(generation),
             optional=True,
+            serves=f"vllm=={facts.SERVED_VLLM}",
         ),
         PackageNeed(
             "triton-ascend",

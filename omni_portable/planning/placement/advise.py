@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from omni_portable.planning.placement.profile import MODES, Placement, Profile, 
 
 EVEN = 0.02
 """Modes this close are called even, and the simpler one is taken."""
+DIVIDING = 0.05
+"""How much slower a split may be that is recommended because its trainers divide the samples evenly."""
 MAX_SPLITS = 128
 """Splits tried per mode and size of replicas."""
 CONTRADICTION = 1.1
@@ -190,6 +193,14 @@ def _choice(
         )
     close = [option for option in options if option.prediction.seconds_per_prompt <= fastest * (1 + EVEN)]
     recommended = min(close, key=lambda option: (MODES.index(_mode(option)), option.prediction.seconds_per_prompt))
+    if not _divides(profile, recommended.prediction.placement):
+        within = recommended.prediction.seconds_per_prompt * (1 + DIVIDING)
+        even = [
+            option
+            for option in options
+            if option.prediction.seconds_per_prompt <= within and _divides(profile, option.prediction.placement)
+        ]
+        recommended = even[0] if even else recommended
     return Choice(tokens, tuple(options), recommended, tuple(_reasons(options, recommended)))
 
 
@@ -199,6 +210,22 @@ def _best_of_modes(options: Sequence[Option]) -> list[Placement]:
     for option in options:
         first.setdefault(_mode(option), option.prediction.placement)
     return list({(p.split, p.prompts): p for p in reversed(first.values())}.values())
+
+
+def _divides(profile: Profile, placement: Placement) -> bool:
+    """Does every training device get as many samples of a step?"""
+    return placement.prompts * profile.samples_per_prompt % placement.train_devices == 0
+
+
+def _nearest(profile: Profile, placement: Placement) -> int:
+    """The number of prompts nearest to a step's, the larger of two, whose samples divide among its trainers.
+
+    Multiples of n / gcd(samples per prompt, n), so there always is one.
+    """
+    unit = placement.train_devices // math.gcd(profile.samples_per_prompt, placement.train_devices)
+    below = placement.prompts // unit * unit
+    near = (number for number in (below + unit, below) if number)
+    return min(near, key=lambda number: abs(number - placement.prompts))
 
 
 def _mode(option: Option) -> str:
@@ -269,12 +296,11 @@ def _notes(
         yield f"the model misses the profile's own rows by {fits[0].error:.0%}: trust differences above that only"
     for placement in dict.fromkeys(placed for choice in choices for placed in _best_of_modes(choice.options)):
         samples = placement.prompts * profile.samples_per_prompt
-        if samples % placement.train_devices:
-            step = next(p for p in range(placement.prompts, 0, -1)
-                        if p * profile.samples_per_prompt % placement.train_devices == 0
-                        or p == 1)  # fmt: skip
+        if not _divides(profile, placement):
+            step = _nearest(profile, placement)
+            nearest = "1 prompt is the nearest that does" if step == 1 else f"{step} prompts are the nearest that do"
             yield (
                 f"{placement.mode} {placement.split}: {samples} samples do not divide among {placement.train_devices} "
-                f"training devices; {step} prompts would be the next that do"
+                f"training devices; {nearest}"
             )
     yield "memory is not considered: ask `omni-portable plan RECIPE --device NAME --devices N` whether it fits"

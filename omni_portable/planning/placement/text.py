@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from omni_portable.planning.placement.advise import Advice, Choice, Option
+from omni_portable.planning.placement.keys import keys_in_words, keys_of
 from omni_portable.planning.placement.profile import MODES
 
 SHOWN = 4
@@ -45,6 +46,12 @@ def _choice_lines(choice: Choice) -> list[str]:
         lines.append(f"  ... and {hidden} slower splits (--json lists all)")
     placed = choice.recommended.prediction.placement
     lines.append(f"  recommended: {placed.mode} {placed.split}")
+    lines += [f"    {line}" for line in keys_in_words(placed)]
+    if not keys_of(placed):
+        placeable = (o.prediction.placement for o in choice.options if keys_of(o.prediction.placement))
+        if (other := next(placeable, None)) is not None:
+            lines.append(f"    the best that can be placed, {other.mode} {other.split}:")
+            lines += [f"      {line}" for line in keys_in_words(other)]
     return lines + [f"    {reason}" for reason in choice.reasons]
 
 
@@ -86,6 +93,7 @@ def _option_data(option: Option) -> dict[str, Any]:
     return {
         **placed,
         "train_devices": found.placement.train_devices,
+        "keys": list(keys_of(found.placement)),
         "replicas": found.placement.replicas,
         **stages,
         "seconds_per_prompt_range": [option.low, option.high],

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
+SUPPORTED = ">=0.30,<0.31"
+"""Versions of vLLM."""
 MOE_UPDATES = ("in_place", "rebuild", "refuse")
 
 
@@ -72,6 +74,7 @@ SPEC = PluginSpec(
     target="omni_backends.rollout.vllm.engine:VllmEngine",
     options=VllmOptions,
     capabilities={
+        "requires": {"vllm": SUPPORTED},
         "kinds": ("autoregressive",),
         "request_batching": True,
         "prompt_cache": True,

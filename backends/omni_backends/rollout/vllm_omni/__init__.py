@@ -8,6 +8,8 @@ from typing import Literal
 from omni_portable.contracts.errors import ConfigError
 from omni_portable.contracts.registry import PluginSpec
 
+SUPPORTED = ">=0.30,<0.31"
+"""Versions of vLLM-Omni and of vLLM."""
 LORA_MODES = ("auto", "adapter", "merged")
 
 
@@ -69,6 +71,7 @@ SPEC = PluginSpec(
     target="omni_backends.rollout.vllm_omni.engine:VllmOmniEngine",
     options=VllmOmniOptions,
     capabilities={
+        "requires": {"vllm": SUPPORTED},
         "kinds": ("diffusion",),
         "step_kinds": ("sde", "cps", "dance_sde"),
         "request_batching": True,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from omni_backends.rollout.external.versions import require_version
-from omni_backends.rollout.vllm_omni import VllmOmniOptions
+from omni_backends.rollout.vllm_omni import SUPPORTED, VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import check_options
 from omni_backends.rollout.vllm_omni.host import OmniHost
 from omni_backends.rollout.vllm_omni.messages import decode_trajectory
@@ -30,7 +30,6 @@ from omni_portable.rollout.lifecycle import Lifecycle
 from omni_portable.rollout.statistics import RolloutStatistics
 
 LOG = logging.getLogger(__name__)
-SUPPORTED = ">=0.30,<0.31"
 GRACE_S = 1.0
 """Seconds before an engine is started again: who ends a run may have ended all of its processes, and this one hears of
 it in that time."""
