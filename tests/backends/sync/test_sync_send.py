@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_put_back_end_the_worker() -> None:
     group = workers(1, fail=["apply", "restore"])
     with pytest.raises(WeightSyncError, match="could not be undone everywhere.*the copy is gone") as caught:
         send_weights(full(tensors()), group, version=1)
-    assert "restart the rollout engine" in caught.value.remedy
+    assert "start the run again with --resume" in caught.value.remedy
     with pytest.raises(WeightSyncError, match="a former update left neither old nor new weights"):
         send_weights(full(tensors()), group, version=2)
 
