@@ -142,7 +142,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     parallel.rollout.options = {"tensor_parallel_size": 2}
     for device in ("cuda", "rocm:gfx942", "ascend"):
         parallel.device.name = device
-        with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs 2 .* rollout_devices is 1") as wrong:
+        with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs 2 .*rollout_devices is 1") as wrong:
             _check_launcher(parallel, Source())
         assert wrong.value.remedy == "set launcher.options.rollout_devices=2"
     parallel.device.name = "cpu"

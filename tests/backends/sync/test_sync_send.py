@@ -239,7 +239,7 @@ def test_an_update_that_ended_in_one_worker_only_says_to_restart() -> None:
 
     with pytest.raises(WeightSyncError, match="worker 0 has ended its update to version 1") as caught:
         send_weights(full(tensors()), call, version=1)
-    assert "restart" in caught.value.remedy
+    assert "start the run again" in caught.value.remedy
 
 
 def test_what_cannot_be_sent_is_refused_before_any_call() -> None:

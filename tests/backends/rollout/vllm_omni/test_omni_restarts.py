@@ -133,14 +133,15 @@ def test_what_is_counted_and_stopped_needs_no_process(monkeypatch: pytest.Monkey
 def test_an_update_in_which_the_process_ends_may_be_sent_again_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(monkeypatch)
     story.update(1, 0.5)
+    story.engine.pause()
     story.started[0].dying = True
     with pytest.raises(EngineEndedInUpdateError) as caught:
-        story.update(2, 0.25)
+        story.engine.update_weights(make_stream("full", [("w", torch.full((2,), 0.25))], None), 2)
     assert caught.value.problem == "process 1 ended during the weight update to policy version 2"
     assert isinstance(caught.value, WeightSyncError), "trainer.sync_attempts holds for it"
     assert story.engine.health().policy_version == 1
     assert len(story.started) == 1, "whoever replaces the engine needs no new process of it"
-    story.update(3, 0.25)
+    story.engine.update_weights(make_stream("full", [("w", torch.full((2,), 0.25))], None), 3)
     assert len(story.started) == 2
     assert story.sent[-1][1] == 3
     assert story.engine.health().policy_version == 3
