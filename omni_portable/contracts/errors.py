@@ -90,8 +90,17 @@ class LifecycleError(OmniPortableError):
     """An engine operation that its present state does not allow."""
 
 
+class EngineEndedError(LifecycleError):
+    """A process of the rollout engine's own has ended unasked, while the role's process lives. Where replicas may be
+    replaced, the replica counts as lost; elsewhere the engine is started again before it is used again."""
+
+
 class WeightSyncError(OmniPortableError):
     """A weight update that did not provably arrive; the engine stays paused at its old version."""
+
+
+class EngineEndedInUpdateError(EngineEndedError, WeightSyncError):
+    """A process of the rollout engine's own has ended during a weight update, which may be sent again."""
 
 
 class ConsistencyError(OmniPortableError):

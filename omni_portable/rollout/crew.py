@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 
-from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WorkerLostError
+from omni_portable.contracts.errors import EngineEndedError, LifecycleError, OmniPortableError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RolloutEngine
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
-from omni_portable.rollout.fanout import check_acks
+from omni_portable.rollout.fanout import Answers, check_acks
 from omni_portable.rollout.seats import Seat
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 Latest = tuple[int, WeightStream]
 """A policy version with its weights, on the host; the stream is read once."""
@@ -64,6 +67,19 @@ class Crew:
             wait(self._coming.values(), return_when=FIRST_COMPLETED)
             self.collect()
         return {name: seat.engine for name, seat in self.seats.items()}
+
+    def settle(self, answers: Answers[Answer], asked: Mapping[str, RolloutEngine]) -> None:
+        """Take out who is lost according to these answers. A replica whose engine has lost its own process counts as
+        lost where it may be replaced (it moves from `failed` to `lost`); elsewhere its error stands."""
+        self.lose(answers.lost, asked)
+        for name, error in list(answers.failed.items()):
+            seat = self.seats.get(name)
+            if not isinstance(error, EngineEndedError) or seat is None or seat.guest:
+                continue
+            if self._restart is not None and self._left > 0 and seat.engine is asked[name]:
+                del answers.failed[name]
+                answers.lost[name] = _without_engine(name, error)
+                self.lose({name: answers.lost[name]}, asked)
 
     def lose(self, lost: Mapping[str, WorkerLostError], asked: Mapping[str, RolloutEngine]) -> None:
         """Take replicas out whose process is gone, and have them made anew as long as `restarts` lasts.
@@ -137,6 +153,8 @@ class Crew:
             self._line_up(name, engine)
         except WorkerLostError as error:
             self.lose({name: error}, {name: engine})
+        except EngineEndedError as error:
+            self.lose({name: _without_engine(name, error)}, {name: engine})
         except BaseException:
             del self.seats[name]
             raise
@@ -205,3 +223,7 @@ class Crew:
     def close(self) -> None:
         """Wait for what is being made."""
         self._threads.shutdown(wait=True)
+
+
+def _without_engine(name: str, error: EngineEndedError) -> WorkerLostError:
+    return WorkerLostError(f"rollout replica '{name}': {error.problem}", remedy=error.remedy)

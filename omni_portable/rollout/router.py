@@ -36,7 +36,8 @@ class Router:
     `generate` hands pieces to the least loaded replica (see :mod:`seats`). A piece whose replica dies is handed to
     another: nothing of it was returned, and the same requests give the same samples. Lifecycle calls go to all
     replicas at once; every one of them must acknowledge, and a failure names its replica. A replica that turns out to
-    be dead leaves, and a fresh one joins at the present policy version.
+    be dead leaves, and a fresh one joins at the present policy version. Outside `generate`, in which an engine starts
+    its own processes again, one whose processes are gone is replaced likewise.
 
     Args:
         replicas: name -> engine, all in the same state and at the same version.
@@ -201,7 +202,7 @@ class Router:
         """Have every replica that can stage receive and verify; those that did. One that cannot fails all."""
         able = {name: engine for name, engine in self._crew.engines().items() if isinstance(engine, StagedUpdates)}
         answers = call_all(able, lambda engine: _stage(engine, NamedTensorStream(manifest, tensors), version))
-        self._crew.lose(answers.lost, able)
+        self._crew.settle(answers, able)
         if (failure := answers.first_failure()) is not None:
             self._crew.lose(call_all({name: able[name] for name in answers.done}, _discard).lost, able)
             raise failure
@@ -313,7 +314,7 @@ class Router:
         while True:
             engines = self._crew.engines()
             answers: Answers[Answer] = call_all(engines, call)
-            self._crew.lose(answers.lost, engines)
+            self._crew.settle(answers, engines)
             if (failure := answers.first_failure()) is not None:
                 raise failure
             if answers.done:

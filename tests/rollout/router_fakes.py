@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omni_portable.contracts.errors import WeightSyncError, WorkerLostError
+from omni_portable.contracts.errors import EngineEndedInUpdateError, WeightSyncError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import EngineHealth, RolloutResult
 from omni_portable.models.weights import checksums, make_stream, receive
@@ -106,6 +106,8 @@ class Replica:
 
     def _apply(self, tensors, version: int) -> Ack:
         self._require("update_weights")
+        if self.refuse == "ended":
+            raise EngineEndedInUpdateError(f"the engine ended during the weight update to policy version {version}")
         if self.refuse == "apply":
             raise WeightSyncError("applying failed at 'w'")
         self.tensors = tensors

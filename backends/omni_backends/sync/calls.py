@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_backends.sync.report import Call
-from omni_portable.contracts.errors import WeightSyncError
+from omni_portable.contracts.errors import EngineEndedError, OmniPortableError, WeightSyncError
 
 
 def call_workers(call: Call, method: str, arguments: dict[str, Any]) -> list[Mapping[str, Any]]:
     """The answers of all workers.
 
     Raises:
+        EngineEndedError: the engine's process is gone.
         WeightSyncError: the call failed, a worker did not answer, or one answered with an error; names the worker.
     """
     try:
         answers = call(method, arguments)
-    except WeightSyncError:
+    except (EngineEndedError, WeightSyncError):
         raise
     except Exception as error:
-        raise WeightSyncError(f"the rollout workers could not be called ({method}): {error!r}") from error
+        cause = error.problem if isinstance(error, OmniPortableError) else repr(error)
+        raise WeightSyncError(f"the rollout workers could not be called ({method}): {cause}") from error
     if not isinstance(answers, list) or not answers:
         raise WeightSyncError(f"no rollout worker answered {method}, but there was {answers!r:.200}")
     for rank, answer in enumerate(answers):

@@ -13,6 +13,7 @@ def collect_checksums(call: Call, names: Iterable[str] | None = None) -> dict[st
     """Canonical name -> checksum of what every worker really holds.
 
     Raises:
+        EngineEndedError: the engine's process is gone.
         WeightSyncError: a worker could not say, or two workers hold different values; names worker and tensor.
     """
     wanted = None if names is None else list(names)

@@ -15,7 +15,7 @@ from omni_backends.sync.calls import call_workers, same_answer
 from omni_backends.sync.channel import Filled, SendChannel, open_sender
 from omni_backends.sync.report import Call, SyncReport
 from omni_backends.sync.wire import ALIGNMENT, Announcement, Bucket
-from omni_portable.contracts.errors import ConfigError, OmniPortableError, WeightSyncError
+from omni_portable.contracts.errors import ConfigError, EngineEndedError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.weights import WeightStream
 
 DEFAULT_BUCKET_BYTES = 16 << 20
@@ -48,6 +48,7 @@ def send_weights(
 
     Raises:
         ConfigError: a bucket size or channel that cannot be.
+        EngineEndedError: the engine's process is gone, and what it held with it.
         WeightSyncError: something failed; names worker, tensor and cause. All workers hold the old weights then, except
             where the message says that one could not put them back.
     """
@@ -143,7 +144,10 @@ class _Sync:
         call_workers(self._call, "weights_bucket", {"header": bucket.encode()})
 
     def _undo(self, error: BaseException) -> None:
-        """Make every worker drop the update; what cannot be undone is added to the error."""
+        """Make every worker drop the update; what cannot be undone is added to the error. Workers that are gone hold
+        nothing."""
+        if isinstance(error, EngineEndedError):
+            return
         reason = error.problem if isinstance(error, OmniPortableError) else repr(error)
         try:
             answers = call_workers(self._call, "weights_discard", {"sync": self._id, "reason": reason[:500]})
@@ -153,7 +157,7 @@ class _Sync:
         except WeightSyncError as second:
             raise WeightSyncError(
                 f"{reason}; and the update could not be undone everywhere: {second.problem}",
-                remedy="restart the rollout engine: its workers may hold different weights",
+                remedy="start the run again with --resume: the engine's workers may hold different weights",
             ) from error
         if isinstance(error, OmniPortableError) or not isinstance(error, Exception):
             return

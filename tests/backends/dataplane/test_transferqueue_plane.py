@@ -19,7 +19,7 @@ pytest.importorskip("transfer_queue")
 
 from omni_backends.dataplane.transferqueue.plane import TransferQueuePlane  # noqa: E402
 from omni_backends.dataplane.transferqueue.rows import PARTITION  # noqa: E402
-from omni_backends.launch.ray.cluster import _is_loopback, _listening  # noqa: E402
+from omni_backends.launch.ray.cluster import is_loopback, _listening  # noqa: E402
 from omni_portable.contracts.dataplane import DataPlaneFullError  # noqa: E402
 from omni_portable.contracts.errors import ClusterError, DataError  # noqa: E402
 from omni_portable.rollout.replay_buffer import ReplayBuffer  # noqa: E402
@@ -48,7 +48,7 @@ def attach(queue):
 def test_its_processes_listen_on_loopback_only(queue):
     heard = [(name, ip) for _, name, ip, _ in _listening()]
     assert sum("TransferQueueController" in name for name, _ in heard) >= 2
-    assert all(_is_loopback(ip) for _, ip in heard)
+    assert all(is_loopback(ip) for _, ip in heard)
 
 
 def test_a_number_of_groups_is_all_there_is_room_for(attach):

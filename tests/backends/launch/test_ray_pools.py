@@ -188,6 +188,17 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
         _check_launcher(run("separate_async", rollout_devices=0), Source())
     with pytest.raises(ConfigError, match="launcher.options.reward_cpus=-1.0 is below 0"):
         _check_launcher(run("sync", reward_cpus=-1), Source())
+    parallel = run("sync", rollout_devices=1)
+    parallel.rollout.options = {"tensor_parallel_size": 2}
+    for device in ("cuda", "rocm:gfx942", "ascend"):
+        parallel.device.name = device
+        with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs 2 .*rollout_devices is 1") as wrong:
+            _check_launcher(parallel, Source())
+        assert wrong.value.remedy == "set launcher.options.rollout_devices=2"
+    parallel.device.name = "cpu"
+    _check_launcher(parallel, Source())
+    parallel.device.name, parallel.launcher.options = "cuda", {"rollout_devices": 2}
+    _check_launcher(parallel, Source())
     lent = run("separate_async")
     lent.trainer.hybrid.enabled, lent.actor.engine = True, "fsdp2"
     with pytest.raises(ConfigError, match="the ranks of actor.engine=fsdp2 have theirs in processes of their own"):

@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_put_back_end_the_worker() -> None:
     group = workers(1, fail=["apply", "restore"])
     with pytest.raises(WeightSyncError, match="could not be undone everywhere.*the copy is gone") as caught:
         send_weights(full(tensors()), group, version=1)
-    assert "restart the rollout engine" in caught.value.remedy
+    assert "start the run again with --resume" in caught.value.remedy
     with pytest.raises(WeightSyncError, match="a former update left neither old nor new weights"):
         send_weights(full(tensors()), group, version=2)
 
@@ -239,7 +239,7 @@ def test_an_update_that_ended_in_one_worker_only_says_to_restart() -> None:
 
     with pytest.raises(WeightSyncError, match="worker 0 has ended its update to version 1") as caught:
         send_weights(full(tensors()), call, version=1)
-    assert "restart" in caught.value.remedy
+    assert "start the run again" in caught.value.remedy
 
 
 def test_what_cannot_be_sent_is_refused_before_any_call() -> None:

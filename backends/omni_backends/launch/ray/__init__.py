@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
@@ -98,8 +99,9 @@ class RayOptions:
 
         Raises:
             ConfigError: a mode in which rollout goes on while the actor trains, and no device for it; devices that are
-                to be lent, and are those of processes elsewhere.
+                to be lent, and are those of processes elsewhere; an engine of several devices beside another number.
         """
+        check_parallel(self, config.device.name, config.rollout.options)
         engine = registry.spec("train_engine", config.actor.engine)
         if config.trainer.hybrid.enabled and engine.capabilities.get("rank_processes"):
             raise ConfigError(
@@ -113,6 +115,27 @@ class RayOptions:
                 "the actor trains, and needs devices of its own",
                 remedy="set launcher.options.rollout_devices=1 or more, or trainer.mode=sync",
             )
+
+
+def check_parallel(options: RayOptions, device: str, rollout: Mapping[str, Any]) -> None:
+    """Refuse an engine of several devices beside another number of them.
+
+    Args:
+        device: its name; 'auto' is looked at when the roles are placed, by which time it is known.
+        rollout: rollout.options.
+
+    Raises:
+        ConfigError: rollout.options.tensor_parallel_size differs from launcher.options.rollout_devices.
+    """
+    name, size = device.partition(":")[0], rollout.get("tensor_parallel_size", 1)
+    if size in (1, options.rollout_devices) or name == "auto":
+        return
+    if registry.spec("device", name).capabilities.get("accelerator"):
+        raise ConfigError(
+            f"rollout.options.tensor_parallel_size={size} needs {size} devices for every rollout replica, and "
+            f"launcher.options.rollout_devices is {options.rollout_devices:g}",
+            remedy=f"set launcher.options.rollout_devices={size}",
+        )
 
 
 SPEC = PluginSpec(

@@ -19,7 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from omni_backends.launch.local import LocalLauncher
-from omni_backends.launch.ray import REMOTE, RayOptions
+from omni_backends.launch.ray import REMOTE, RayOptions, check_parallel
 from omni_backends.launch.ray.cluster import Connection, connect
 from omni_backends.launch.ray.engine import RemoteRolloutEngine
 from omni_backends.launch.ray.head import LOOK_S, Head
@@ -77,7 +77,12 @@ class RayLauncher:
 
         Raises:
             ClusterError: the cluster cannot be reached, or there is no room.
+            ConfigError: an engine of several devices beside another number of them.
         """
+        for role in roles:
+            if role.name == "rollout":
+                engine = role.config.get("rollout", {}).get("options", {})
+                check_parallel(self._options, str(role.config["device"]["name"]), engine)
         wanted = pools(roles, self._options)
         self._connection = connect(self._options, local_cpus(wanted, self._options))
         self._head = Head(self._connection.address, self._connection.started)

@@ -16,9 +16,14 @@ from omni_backends.rollout.vllm.checks import require_head_size, require_heads, 
 from omni_backends.rollout.vllm.draw import Job, partial, respond, trajectory
 from omni_backends.rollout.vllm.host import VllmHost
 from omni_backends.rollout.vllm.media import PromptBuilder
-from omni_backends.rollout.vllm.process import EngineEndedError
 from omni_portable.config.loader import plugin_options
-from omni_portable.contracts.errors import CapabilityError, ConfigError, LifecycleError, WeightSyncError
+from omni_portable.contracts.errors import (
+    CapabilityError,
+    ConfigError,
+    EngineEndedError,
+    LifecycleError,
+    WeightSyncError,
+)
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.rollout import Conditioning, EngineHealth, Extent, RolloutResult
@@ -165,7 +170,8 @@ class VllmEngine:
         Raises:
             LifecycleError: the engine is not paused.
             WeightSyncError: another update is under way, the version is not newer, or something failed; the engine
-                stays paused at its old version.
+                stays paused at its old version. One whose process ended meanwhile (`EngineEndedInUpdateError`) is
+                started again, with the weights that it held, by the next call that needs it.
         """
         if not self._syncing.acquire(blocking=False):
             raise WeightSyncError("another weight update of the rollout engine 'vllm' is under way")

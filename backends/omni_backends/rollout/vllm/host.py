@@ -10,15 +10,16 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_backends.rollout.external.ending import ended_in_update, unless_ended
 from omni_backends.rollout.external.updates import Held, WeightUpdates
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm.draw import Job
-from omni_backends.rollout.vllm.process import EngineEndedError, VllmProcess
+from omni_backends.rollout.vllm.process import VllmProcess
 from omni_backends.rollout.vllm.serving import Policy, ServingFolder, export_folder, read_policy
 from omni_backends.rollout.vllm.weights import received_whole
 from omni_backends.sync import collect_checksums
-from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WeightSyncError
+from omni_portable.contracts.errors import EngineEndedError, LifecycleError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.setup import EngineSetup
 
@@ -100,18 +101,19 @@ class VllmHost:
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in vLLM."""
         if self._process.alive:
-            self._process.call("abort", self._process.front().abort(list(request_ids)))
+            with unless_ended():
+                self._process.call("abort", self._process.front().abort(list(request_ids)))
 
     def pause(self) -> None:
         """Let vLLM schedule nothing; clears its caches. A process that has ended computes nothing anyway."""
         if self._process.alive:
-            self._process.call("pause", self._process.front().pause_generation(mode="abort", clear_cache=True))
+            with unless_ended():
+                self._process.call("pause", self._process.front().pause_generation(mode="abort", clear_cache=True))
         self._paused = True
 
     def resume(self) -> None:
         """Let vLLM schedule again; where its process has ended, a new one."""
-        if not self._process.alive:
-            self.restart()
+        self._revive()
         self._process.call("resume", self._process.front().resume_generation())
         self._paused = False
 
@@ -139,7 +141,8 @@ class VllmHost:
         """Bring a stream into the workers; returns a phrase about it.
 
         Raises:
-            WeightSyncError: it failed; the engine holds what it held (it is started again if its process ended).
+            EngineEndedInUpdateError: its process ended; the next call that needs one starts it with what it held.
+            WeightSyncError: it failed otherwise; the engine holds what it held.
         """
         merged = self._policy.merged
         if merged is None:
@@ -151,31 +154,40 @@ class VllmHost:
     def _update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
         if self._options.moe_update == "rebuild" and self._policy.lora is None:
             return self._rebuild(stream, version)
+        self._revive()
         process = self._process
         try:
             self._clear_prefixes()
             report = self._updates.send(stream, process.rpc, version, keep=self._options.keep_weights, repeat=repeat)
+            process.call("update_weight_version", process.front().update_weight_version(str(version)))
         except OmniPortableError as error:
-            if not process.alive:
-                self.restart()
+            if isinstance(error, EngineEndedError) or not process.alive:
+                raise ended_in_update(process.ended, version) from error
             if isinstance(error, WeightSyncError):
                 raise
             raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
-        process.call("update_weight_version", process.front().update_weight_version(str(version)))
         return report.describe()
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
-        """Of what all workers hold."""
+        """Of what all workers hold; where the process has ended, of a new one."""
+        self._revive()
         if self._policy.merged is not None:
             return self._policy.merged.checksums(names, lambda wanted: collect_checksums(self._process.rpc, wanted))
         return collect_checksums(self._process.rpc, names)
 
     def batches(self) -> list[int]:
-        """Rows of every step of vLLM since the last call; none where its process ended."""
+        """Rows of every step of vLLM since the last call; none where its process ended, which took them along."""
         if not self._process.alive:
             return []
-        return [int(rows) for rows in self._process.rpc("omni_batches", {})[0]["batches"]]
+        with unless_ended():
+            return [int(rows) for rows in self._process.rpc("omni_batches", {})[0]["batches"]]
+        return []
+
+    def _revive(self) -> None:
+        if not self._process.alive:
+            LOG.warning("the engine's process %s has ended; it is started again", self._process.process_ids)
+            self.restart()
 
     def restart(self) -> None:
         """A new process in place of one that ended, with the last weights and in the same state.

@@ -15,17 +15,13 @@ from omni_backends.rollout.external.guard import Guard
 from omni_backends.rollout.external.loop import LoopThread
 from omni_backends.rollout.vllm.arguments import describe
 from omni_backends.sync.processes import ProcessMark, mark_of
-from omni_portable.contracts.errors import LifecycleError
+from omni_portable.contracts.errors import EngineEndedError, LifecycleError
 
 LOG = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Seconds between two looks at the processes while a call waits for its answer."""
 
 ResultT = TypeVar("ResultT")
-
-
-class EngineEndedError(LifecycleError):
-    """A process of the engine has ended unasked."""
 
 
 class VllmProcess:

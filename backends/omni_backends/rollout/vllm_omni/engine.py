@@ -17,9 +17,8 @@ from omni_backends.rollout.vllm_omni import SUPPORTED, VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import check_options
 from omni_backends.rollout.vllm_omni.host import OmniHost
 from omni_backends.rollout.vllm_omni.messages import decode_trajectory
-from omni_backends.rollout.vllm_omni.process import EngineEndedError
 from omni_portable.config.loader import plugin_options
-from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WeightSyncError
+from omni_portable.contracts.errors import EngineEndedError, LifecycleError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import EngineHealth, RolloutRequest, RolloutResult, Trajectory
 from omni_portable.contracts.weights import WeightStream
@@ -173,7 +172,8 @@ class VllmOmniEngine:
         Raises:
             LifecycleError: the engine is not paused.
             WeightSyncError: another update is under way, the version is not newer, or something failed; the engine
-                stays paused at its old version.
+                stays paused at its old version. One whose process ended meanwhile (`EngineEndedInUpdateError`) is
+                started again, with the weights that it held, by the next call that needs it.
         """
         if not self._syncing.acquire(blocking=False):
             raise WeightSyncError("another weight update of the rollout engine 'vllm_omni' is under way")

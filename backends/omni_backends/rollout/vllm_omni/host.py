@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from omni_backends.rollout.external.ending import ended_in_update, unless_ended
 from omni_backends.rollout.external.updates import WeightUpdates
 from omni_backends.rollout.vllm_omni import VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm_omni.messages import decode_error, encode_request
 from omni_backends.rollout.vllm_omni.process import OmniProcess
 from omni_backends.sync import SyncReport, collect_checksums
-from omni_portable.contracts.errors import OmniPortableError, WeightSyncError
+from omni_portable.contracts.errors import EngineEndedError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutRequest
 from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.setup import EngineSetup
@@ -67,11 +68,13 @@ class OmniHost:
 
     def abort(self, engine_ids: Sequence[str]) -> None:
         """End requests in the engine."""
-        self._process.abort(engine_ids)
+        with unless_ended():
+            self._process.abort(engine_ids)
 
     def settle(self) -> None:
-        """Return when nothing computes any more (all requests were aborted)."""
-        self._process.rpc("policy_idle", {})
+        """Return when nothing computes any more (all requests were aborted, or the process has ended)."""
+        with unless_ended():
+            self._process.rpc("policy_idle", {})
 
     def sleep(self, level: int) -> int:
         """Bytes released, as the stages acknowledge."""
@@ -85,30 +88,41 @@ class OmniHost:
         """Bring a stream into the workers; returns a phrase about it.
 
         Raises:
-            WeightSyncError: it failed; the engine holds what it held (it is started again if its process ended).
+            EngineEndedInUpdateError: its process ended; the next call that needs one starts it with what it held.
+            WeightSyncError: it failed otherwise; the engine holds what it held.
         """
+        self._revive()
+        process = self._process
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
         try:
             report = self._updates.send(stream, self._call, version, keep=keep)
+            described = self._described(report)
         except OmniPortableError as error:
-            if not self._process.alive:
-                self.restart()
+            if isinstance(error, EngineEndedError) or not process.alive:
+                raise ended_in_update(process.ended, version) from error
             if isinstance(error, WeightSyncError):
                 raise
             raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
-        return self._described(report)
+        return described
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
-        """Of what all workers hold."""
+        """Of what all workers hold; where the process has ended, of a new one."""
+        self._revive()
         return collect_checksums(self._call, names)
 
     def figures(self) -> dict[str, float]:
         """The workers' statistics since the last call; none where a process ended."""
         if not self._process.alive:
             return {}
-        found: dict[str, float] = self._process.rpc("policy_statistics", {})[0]["figures"]
-        return found
+        with unless_ended():
+            found: dict[str, float] = self._process.rpc("policy_statistics", {})[0]["figures"]
+            return found
+        return {}
+
+    def _revive(self) -> None:
+        if not self._process.alive:
+            self.restart()
 
     def restart(self) -> None:
         """New processes in place of ended ones, with the last weights.

@@ -17,15 +17,11 @@ from typing import Any
 
 from omni_backends.rollout.external.guard import Guard
 from omni_backends.rollout.vllm_omni.wire import HEADER, body_length, decode, encode
-from omni_portable.contracts.errors import LifecycleError
+from omni_portable.contracts.errors import EngineEndedError, LifecycleError
 
 LOG = logging.getLogger(__name__)
 SERVER = "omni_backends.rollout.vllm_omni.server"
 Future = concurrent.futures.Future[Any]
-
-
-class EngineEndedError(LifecycleError):
-    """The engine's process has ended unasked."""
 
 
 class OmniProcess:

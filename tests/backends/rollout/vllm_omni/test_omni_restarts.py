@@ -15,7 +15,7 @@ from omni_backends.rollout.vllm_omni.engine import VllmOmniEngine
 from omni_backends.rollout.vllm_omni.process import EngineEndedError
 from omni_portable.config.tiny import tiny_folder
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import WeightSyncError
+from omni_portable.contracts.errors import EngineEndedInUpdateError, WeightSyncError
 from omni_portable.contracts.rollout import Extent
 from omni_portable.models.weights import make_stream
 from tests.support.engines import make_setup
@@ -25,7 +25,7 @@ from tests.support.requests import make_request
 class MortalProcess:
     """Ends at its first request."""
 
-    start_seconds, alive = 0.0, True
+    start_seconds, alive, dying = 0.0, True, False
 
     def __init__(self, started: list[MortalProcess]) -> None:
         started.append(self)
@@ -38,6 +38,10 @@ class MortalProcess:
         raise self.ended("generate")
 
     def rpc(self, method: str, _: Any) -> list[dict[str, Any]]:
+        if self.dying:
+            self.alive = False
+        if not self.alive:
+            raise self.ended(method)
         return [{"ok": True, "error": "", "way": "", "figures": {}}]
 
     def close(self) -> None:
@@ -113,3 +117,31 @@ def test_new_processes_that_could_not_be_given_the_weights_are_ended(monkeypatch
         story.draw()
     assert [process.alive for process in story.started] == [False, False]
     assert not story.engine.health().detail["alive"]
+
+
+def test_what_is_counted_and_stopped_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where it is known to have ended, nor where it ends at the call itself."""
+    story = Story(monkeypatch)
+    story.started[0].dying = True
+    assert story.engine.statistics()["perf/rollout/restarts"] == 0
+    assert not story.engine.health().detail["alive"]
+    story.engine.pause()
+    assert story.engine.statistics()["perf/rollout/restarts"] == 0
+    assert len(story.started) == 1
+
+
+def test_an_update_in_which_the_process_ends_may_be_sent_again_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch)
+    story.update(1, 0.5)
+    story.engine.pause()
+    story.started[0].dying = True
+    with pytest.raises(EngineEndedInUpdateError) as caught:
+        story.engine.update_weights(make_stream("full", [("w", torch.full((2,), 0.25))], None), 2)
+    assert caught.value.problem == "process 1 ended during the weight update to policy version 2"
+    assert isinstance(caught.value, WeightSyncError), "trainer.sync_attempts holds for it"
+    assert story.engine.health().policy_version == 1
+    assert len(story.started) == 1, "whoever replaces the engine needs no new process of it"
+    story.engine.update_weights(make_stream("full", [("w", torch.full((2,), 0.25))], None), 3)
+    assert len(story.started) == 2
+    assert story.sent[-1][1] == 3
+    assert story.engine.health().policy_version == 3
