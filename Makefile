@@ -9,10 +9,13 @@ ENGINE_TESTS := tests/backends/rollout/vllm tests/backends/rollout/vllm_omni tes
 	$(wildcard tests/e2e/test_e2e_engines*.py)
 PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
-.PHONY: quickstart test check setup-engines test-engines bench resolve contracts format clean
+.PHONY: quickstart setup test check setup-engines test-engines bench resolve contracts format clean
 
 quickstart: $(STAMP)
 	$(BIN)/omni-portable quickstart $(ARGS)
+
+# The environment alone; every other target makes it, too, if it is not there.
+setup: $(STAMP)
 
 # Tests compute on one thread each, in as many processes as there are cores, four at most. Those that need a Ray cluster
 # follow in one process, which starts one for all of them (pytest's code 5 says that ARGS chose none); so do those of

@@ -116,10 +116,19 @@ class RichProgress:
         self._bar.stop()
 
 
+def starting_line(engine: str, launcher: str, replicas: int) -> str:
+    """What is said while engines and workers start, which may take minutes."""
+    many = "" if replicas == 1 else f"{replicas} x "
+    return f"starting rollout engine {many}{engine} (launcher {launcher}) ..."
+
+
+def plain_kind(kind: str) -> bool:
+    """Does this trainer.progress print lines? 'auto' does off a terminal."""
+    return kind == "plain" or (kind == "auto" and not sys.stdout.isatty())
+
+
 def make_progress(kind: str, total: int, done: int) -> Progress:
     """`kind` is trainer.progress; 'auto' draws on a terminal and prints lines elsewhere."""
     if kind == "off":
         return SilentProgress()
-    if kind == "rich" or (kind == "auto" and sys.stdout.isatty()):
-        return RichProgress(total, done)
-    return PlainProgress(total, done)
+    return PlainProgress(total, done) if plain_kind(kind) else RichProgress(total, done)

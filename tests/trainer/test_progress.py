@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from omni_portable.trainer.progress import PlainProgress, RichProgress, SilentProgress, make_progress, summary_line
+from omni_portable.trainer.progress import (
+    PlainProgress,
+    RichProgress,
+    SilentProgress,
+    make_progress,
+    plain_kind,
+    starting_line,
+    summary_line,
+)
 
 METRICS = {
     "reward/mean": 0.4213,
@@ -80,3 +88,12 @@ def test_rich_keeps_a_finished_line_per_step(capsys: pytest.CaptureFixture[str])
     out = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "step 1/4 | reward 0.250" in out
     assert "a [note] with brackets" in out
+
+
+def test_engines_that_start_are_named_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starting_line("vllm_omni", "local", 1) == "starting rollout engine vllm_omni (launcher local) ..."
+    assert starting_line("vllm", "ray", 3) == "starting rollout engine 3 x vllm (launcher ray) ..."
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    assert [plain_kind(kind) for kind in ("auto", "plain", "rich", "off")] == [True, True, False, False]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert [plain_kind(kind) for kind in ("auto", "plain", "rich", "off")] == [False, True, False, False]

@@ -330,3 +330,21 @@ def test_a_disk_in_the_way_of_a_report_has_the_cure_of_a_report(
     assert "resume" not in refused.value.remedy
     assert "trainer.run_dir" not in refused.value.remedy
     assert sorted(path.name for path in run_dir.iterdir()) == before
+
+
+def test_waiting_for_samples_takes_no_share_from_drawing_them(tmp_path):
+    run = write_run(tmp_path / "run")
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    shares = {}
+    for waited in (False, True):
+        for row in rows:
+            if waited and "timing_s/rollout" in row:
+                row["timing_s/wait"] = row["timing_s/rollout"] + row["timing_s/reward"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = write_report(run).read_text()
+        found = re.findall(r'<th scope="row">(\w+)</th><td[^>]*>[\d.]+</td><td[^>]*>[\d.]+</td><td[^>]*>(\d+)%', page)
+        shares[waited] = {stage: int(share) for stage, share in found}
+    assert shares[True] == shares[False]
+    assert {"rollout", "reward", "update", "sync"} <= set(shares[True])
+    assert 98 <= sum(shares[True].values()) <= 102

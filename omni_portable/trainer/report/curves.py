@@ -6,8 +6,13 @@ from omni_portable.trainer.report.charts import Line, line_chart, stacked_bars
 from omni_portable.trainer.report.markup import Raw, number, section, table
 from omni_portable.trainer.report.read import RunData
 from omni_portable.trainer.report.timeline import roles_table, timeline_chart
+from omni_portable.trainer.timing import WAIT
 
 STAGES = ("rollout", "reward", "update", "sync", "validate", "checkpoint")
+NOTE = (
+    "<p>Shares are of the seconds of all rows. Stages that go on side by side (rounds that are drawn ahead, samples "
+    "that are scored as they come) count each for itself, so that the rows may sum to more than the run took.</p>"
+)
 
 
 def curves_section(data: RunData) -> Raw:
@@ -51,6 +56,7 @@ def _component_charts(data: RunData) -> list[Raw]:
 def timing_section(data: RunData) -> Raw:
     """Seconds by stage, per step and in total."""
     names = [name.removeprefix("timing_s/") for name in data.names("timing_s/")]
+    names = [name for name in names if name != WAIT]  # rollout and reward go on meanwhile and are counted themselves
     stages = [name for name in STAGES if name in names] + [n for n in names if n not in STAGES and n != "step"]
     steps = [step for step, row in sorted(data.rows.items()) if any(name.startswith("timing_s/") for name in row)]
     stacks = {stage: [data.rows[step].get(f"timing_s/{stage}") or 0.0 for step in steps] for stage in stages}
@@ -70,7 +76,9 @@ def timing_section(data: RunData) -> Raw:
     head = ("stage", "seconds in all", "seconds each time", "share")
     rates = [(name, *_first_and_last(data, name)) for name in data.names("perf/")]
     extra = table(("figure", "first", "last"), rates, "Throughput") if rates else ""
-    return section("Time", "time", f'<div class="charts">{charts}</div>', table(head, rows), roles_table(data), extra)
+    return section(
+        "Time", "time", f'<div class="charts">{charts}</div>', table(head, rows), Raw(NOTE), roles_table(data), extra
+    )
 
 
 def _first_and_last(data: RunData, name: str) -> tuple[str, str]:

@@ -36,8 +36,8 @@ class VllmOmniOptions:
     keep_weights: bool = True
     """Keep a copy of the last weights on the host, to restart an engine whose process ended; a LoRA is always kept, and
     without a copy of full weights such an end stops the run."""
-    sync_bucket_mb: int = 64
-    """Weights travel in pieces of at most this size."""
+    bucket_mib: int = 64
+    """Mebibytes: weights travel in pieces of at most this size."""
     start_timeout_s: float = 900.0
     """Seconds until the engine must have loaded the model."""
     call_timeout_s: float = 600.0
@@ -46,7 +46,7 @@ class VllmOmniOptions:
     def __post_init__(self) -> None:
         if self.lora not in LORA_MODES:
             raise ConfigError(f"rollout.options.lora is '{self.lora}'", choices=LORA_MODES)
-        for name in ("sequence_parallel_size", "cfg_parallel_size", "vae_parallel_size", "sync_bucket_mb"):
+        for name in ("sequence_parallel_size", "cfg_parallel_size", "vae_parallel_size", "bucket_mib"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"rollout.options.{name} is {getattr(self, name)}", remedy="set it to 1 or more")
         if self.decode_batch_size < 0:

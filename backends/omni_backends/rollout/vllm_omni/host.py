@@ -31,7 +31,7 @@ class OmniHost:
 
     def __init__(self, setup: EngineSetup, options: VllmOmniOptions) -> None:
         self._setup, self._options = setup, options
-        self._updates = WeightUpdates(options.sync_bucket_mb * MIB)
+        self._updates = WeightUpdates(options.bucket_mib * MIB)
         self._version = 0
         self._way = ""
         self._process = self._start()
