@@ -19,7 +19,7 @@ pytest.importorskip("transfer_queue")
 
 from omni_backends.dataplane.transferqueue.plane import TransferQueuePlane  # noqa: E402
 from omni_backends.dataplane.transferqueue.rows import PARTITION  # noqa: E402
-from omni_backends.launch.ray.cluster import is_loopback, _listening  # noqa: E402
+from omni_backends.launch.ray.cluster import _listening, is_loopback  # noqa: E402
 from omni_portable.contracts.dataplane import DataPlaneFullError  # noqa: E402
 from omni_portable.contracts.errors import ClusterError, DataError  # noqa: E402
 from omni_portable.rollout.replay_buffer import ReplayBuffer  # noqa: E402
