@@ -71,6 +71,11 @@ SHOWN = 8
 """Changed keys that an error lists."""
 
 
+def is_free(key: str) -> bool:
+    """Does this dotted key, or a section that it is in, belong to :data:`FREE_KEYS`?"""
+    return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
 def deciding_keys(config: RunConfig) -> dict[str, Any]:
     """Dotted key -> value of everything that decides the numbers of a run."""
     flat: dict[str, Any] = {}

@@ -152,6 +152,7 @@ def test_a_key_that_came_later_is_no_change(recipe: str, tmp_path: Path) -> None
     keys = compared_keys(config)
     del keys["actor.ema_decay"]
     check_keys(replace(REFERENCE, keys=keys), config)
+    check_keys(replace(REFERENCE, keys={**keys, "launcher.name": "one that decides nothing"}), config)
 
 
 def test_a_model_without_curves_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omni_portable.conformance.evidence.recording import AGAIN
 from omni_portable.contracts.errors import ConsistencyError, DataError
 from omni_portable.trainer.run import run
 from omni_portable.trainer.rundir import write_json
-from omni_portable.trainer.saving import deciding_keys
+from omni_portable.trainer.saving import deciding_keys, is_free
 
 LEARNING = "learning.json"
 WIDTH = 4.0
@@ -130,13 +130,14 @@ def compared_keys(config: RunConfig) -> dict[str, Any]:
 
 
 def check_keys(reference: LearningReference, config: RunConfig) -> None:
-    """Refuse to compare a recipe that changed since; a key that did not exist then is at its default and no change.
+    """Refuse to compare a recipe that changed since; a key that did not exist then is at its default and no change, nor
+    is one that does not decide the numbers any more.
 
     Raises:
         ConsistencyError: names the keys.
     """
     now = compared_keys(config)
-    changed = [key for key, value in reference.keys.items() if now.get(key) != value]
+    changed = [key for key, value in reference.keys.items() if not is_free(key) and now.get(key) != value]
     if changed:
         raise ConsistencyError(
             f"recipe {reference.recipe} has changed since its learning curve was recorded: {', '.join(changed[:5])}",
