@@ -21,7 +21,7 @@ NEEDS = (
     PackageNeed("gadget-kernels", ">=1,<2", "attention", "pip install gadget-kernels==1.5", optional=True),
     PackageNeed("torch", "==2.99.0", "tensors", "pip install torch==2.99.0"),
 )
-RIGHT = {"gadget-torch": "2.10.0", "gadget-kernels": None, "torch": "2.99.0"}
+RIGHT = {"gadget-torch": "2.10.0", "gadget-kernels": None, "torch": "2.99.0", **dict.fromkeys(packages.COMPANIONS)}
 BREAKS = StackProblem("gadget-torch", "gadget-torch is installed without its toolkit", "install the toolkit", True)
 DISTURBS = StackProblem("gadget-kernels", "gadget-kernels is built for another gadget", "build it again")
 STATES = {"gadget": StackState(False, "no /dev/gadget"), "host": StackState(True, "a processor")}
