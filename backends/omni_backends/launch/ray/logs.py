@@ -44,8 +44,7 @@ class LogCollector:
         proof = path.parent / f".{uuid.uuid4().hex}"
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
             proof.touch()
         try:
             shared: bool = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()))
