@@ -9,7 +9,7 @@ from omni_portable.config.batches import Batches, resolve_batches
 from omni_portable.config.drawing import validation_changes
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.modes import SYNC
-from omni_portable.config.plugins import algorithm_options, gives_samples
+from omni_portable.config.plugins import algorithm_options, gives_samples, plugin_spec
 from omni_portable.config.schema import RunConfig
 
 
@@ -69,7 +69,8 @@ def _actor_lines(config: RunConfig, batches: Batches, trained: int | None, token
     uneven = batches.mini_batch_size % batches.micro_batch_size
     last = f" (the last has {uneven})" if uneven else ""
     exact = "micro-batches equal the rollout's packs: with equal kernels on-policy ratios start at exactly 1"
-    if config.rollout.engine != "native":
+    engine = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine")
+    if not engine.capabilities.get("actor_kernels"):
         exact = (
             f"micro-batches equal the rollout's packs, but rollout.engine={config.rollout.engine} has kernels of its "
             "own: on-policy ratios start near 1, the gap is measured"

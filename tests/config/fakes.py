@@ -73,7 +73,7 @@ FAKES = {
         PluginSpec("remote", "", "x:y", MandatoryOptions),
     ],
     "rollout_engine": [
-        PluginSpec("native", "", "x:y", capabilities={"kinds": ("diffusion",)}),
+        PluginSpec("native", "", "x:y", capabilities={"kinds": ("diffusion",), "actor_kernels": True}),
         PluginSpec("texts", "", "x:y", capabilities={"kinds": ("autoregressive",)}),
         PluginSpec("sde_only", "", "x:y", capabilities={"step_kinds": ("sde",)}),
     ],

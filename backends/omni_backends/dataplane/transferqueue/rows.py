@@ -140,7 +140,8 @@ class Rows:
             raise ClusterError(
                 f"the queue '{self._name}' did not answer within {self._timeout_s:g} seconds: its controller or a "
                 "storage process is gone, or its machine is overloaded",
-                remedy="see `ray status`; dataplane.options.answer_timeout_s allows more time",
+                remedy="look after the machine, then run the same command with --resume; "
+                "dataplane.options.answer_timeout_s allows more time",
             ) from error
         except RuntimeError as error:
             raise ClusterError(

@@ -62,18 +62,12 @@ class RayOptions:
     """Seconds that a worker may take to answer a lifecycle call; drawing and scoring have no limit here."""
 
     def __post_init__(self) -> None:
-        for name in (
-            *(f"{role}_{what}" for role in ("actor", *REMOTE) for what in ("devices", "cpus")),
-            "trainer_devices",
-            "cpus",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"launcher.options.{name}={getattr(self, name)} is below 0")
         for role, what in itertools.product(("trainer", "actor", *REMOTE), LARGEST):
             if hasattr(self, name := f"{role}_{what}"):
                 self._check_amount(name, getattr(self, name), what)
-        if self.cpus > MOST_CPUS:
-            raise ConfigError(f"launcher.options.cpus={self.cpus} is above {MOST_CPUS}")
+        if not 0 <= self.cpus <= MOST_CPUS:
+            side = "below 0" if self.cpus < 0 else f"above {MOST_CPUS}"
+            raise ConfigError(f"launcher.options.cpus={self.cpus} is {side}")
         if 0 < self.object_store_mib < SMALLEST_STORE_MIB:
             raise ConfigError(
                 f"launcher.options.object_store_mib={self.object_store_mib}: Ray needs {SMALLEST_STORE_MIB} at least"
@@ -83,6 +77,8 @@ class RayOptions:
                 raise ConfigError(f"launcher.options.{name}={getattr(self, name)} must be above 0")
 
     def _check_amount(self, name: str, amount: float, what: str) -> None:
+        if amount < 0:
+            raise ConfigError(f"launcher.options.{name}={amount} is below 0")
         if amount > LARGEST[what] or 0 < amount < SMALLEST:
             raise ConfigError(
                 f"launcher.options.{name}={amount:g} of one worker",

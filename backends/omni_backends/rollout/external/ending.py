@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-from omni_portable.contracts.errors import EngineEndedError, EngineEndedInUpdateError
+from omni_portable.contracts.errors import (
+    EngineEndedError,
+    EngineEndedInUpdateError,
+    OmniPortableError,
+    WeightSyncError,
+)
 
 LOG = logging.getLogger(__name__)
+
+
+class EngineProcess(Protocol):
+    """The processes of an engine."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether all of them run."""
+        ...
+
+    def ended(self, during: str) -> EngineEndedError:
+        """What is known of their end, given what they were doing."""
+        ...
 
 
 @contextmanager
@@ -20,16 +39,23 @@ def unless_ended() -> Iterator[None]:
         LOG.warning("%s", error.problem)
 
 
-def ended_in_update(ended: Callable[[str], EngineEndedError], version: int) -> EngineEndedInUpdateError:
-    """The error of an update during which the process ended.
+@contextmanager
+def update_errors(process: EngineProcess, version: int) -> Iterator[None]:
+    """For a weight update that brings this policy version: say what its failure means.
 
-    Args:
-        ended: the process's own words about its end, given what it was doing.
-        version: the policy version that the update was to bring.
+    Raises:
+        EngineEndedInUpdateError: a process ended meanwhile.
+        WeightSyncError: any other error of ours.
     """
-    problem = ended(f"the weight update to policy version {version}").problem
-    return EngineEndedInUpdateError(
-        problem,
-        remedy="look for a lack of memory (dmesg), and start the run again with --resume; with trainer.sync_attempts=2 "
-        "a run starts the engine again and sends the weights a second time",
-    )
+    try:
+        yield
+    except OmniPortableError as error:
+        if isinstance(error, EngineEndedError) or not process.alive:
+            raise EngineEndedInUpdateError(
+                process.ended(f"the weight update to policy version {version}").problem,
+                remedy="look for a lack of memory (dmesg), and start the run again with --resume; with "
+                "trainer.sync_attempts=2 a run starts the engine again and sends the weights a second time",
+            ) from error
+        if isinstance(error, WeightSyncError):
+            raise
+        raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error

@@ -34,5 +34,6 @@ SPEC = PluginSpec(
         "full_weights": True,
         "sleep_levels": (1, 2),
         "multi_process": False,
+        "actor_kernels": True,
     },
 )

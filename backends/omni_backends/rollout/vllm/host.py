@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_backends.rollout.external.ending import ended_in_update, unless_ended
+from omni_backends.rollout.external.ending import unless_ended, update_errors
 from omni_backends.rollout.external.updates import Held, WeightUpdates
 from omni_backends.rollout.vllm import VllmOptions
 from omni_backends.rollout.vllm.arguments import engine_arguments, process_environment
@@ -19,7 +19,7 @@ from omni_backends.rollout.vllm.process import VllmProcess
 from omni_backends.rollout.vllm.serving import Policy, ServingFolder, export_folder, read_policy
 from omni_backends.rollout.vllm.weights import received_whole
 from omni_backends.sync import collect_checksums
-from omni_portable.contracts.errors import EngineEndedError, LifecycleError, OmniPortableError, WeightSyncError
+from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.setup import EngineSetup
 
@@ -156,16 +156,10 @@ class VllmHost:
             return self._rebuild(stream, version)
         self._revive()
         process = self._process
-        try:
+        with update_errors(process, version):
             self._clear_prefixes()
             report = self._updates.send(stream, process.rpc, version, keep=self._options.keep_weights, repeat=repeat)
             process.call("update_weight_version", process.front().update_weight_version(str(version)))
-        except OmniPortableError as error:
-            if isinstance(error, EngineEndedError) or not process.alive:
-                raise ended_in_update(process.ended, version) from error
-            if isinstance(error, WeightSyncError):
-                raise
-            raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
         return report.describe()
 
@@ -271,7 +265,7 @@ class VllmHost:
         folder = ServingFolder(exported)
         try:
             process = self._start(folder, exported)
-        except (LifecycleError, EngineEndedError) as error:
+        except LifecycleError as error:
             self._version = former
             folder.close()
             shutil.rmtree(exported, ignore_errors=True)

@@ -11,7 +11,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from omni_backends.rollout.vllm.inventory import Inventory
 from omni_backends.rollout.vllm.packed import read_experts, read_weight
-from omni_backends.rollout.vllm.ranks import OneRank, Ranks, local_shape, whole_experts, whole_tensor
+from omni_backends.rollout.vllm.ranks import OneRank, Ranks, whole_tensor
 from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.models.autoregressive.layout import split
 
@@ -92,7 +92,7 @@ def _read(model: torch.nn.Module, target: str, shapes: Sequence[torch.Size], ran
     """The tensor `target` of vLLM, put together from all workers; `shapes` are those of the canonical ones in it."""
     failed: Exception | None = None
     try:
-        layer, leaf, held = _held(model, target, shapes[0], ranks)
+        layer, leaf, held = _held(model, target, shapes[0])
     except Exception as error:  # noqa: BLE001 - raised again when the other workers know
         failed = error
     agreed = ranks.agree(failed is not None)
@@ -100,12 +100,12 @@ def _read(model: torch.nn.Module, target: str, shapes: Sequence[torch.Size], ran
         raise failed
     if not agreed:
         raise WeightSyncError(f"another worker of the rollout engine 'vllm' could not read '{target}'")
-    if leaf in EXPERTS:
-        return whole_experts(held, leaf, ranks)
+    if leaf in EXPERTS:  # one worker holds all of them (checks.require_heads)
+        return held
     return whole_tensor(layer, leaf, held, [shape[0] for shape in shapes], ranks)
 
 
-def _held(model: torch.nn.Module, target: str, shape: torch.Size, ranks: Ranks) -> tuple[Any, str, torch.Tensor]:
+def _held(model: torch.nn.Module, target: str, shape: torch.Size) -> tuple[Any, str, torch.Tensor]:
     """Layer, kind of parameter and what this worker holds of it."""
     path, _, leaf = target.rpartition(".")
     try:
@@ -113,7 +113,7 @@ def _held(model: torch.nn.Module, target: str, shape: torch.Size, ranks: Ranks) 
     except AttributeError as error:
         raise WeightSyncError(f"the rollout engine 'vllm' has no layer '{path}' for '{target}'") from error
     if leaf in EXPERTS:
-        return module, leaf, read_experts(module, leaf, local_shape(shape, leaf, ranks))
+        return module, leaf, read_experts(module, leaf, shape)
     base: Any = getattr(module, "base_layer", module)
     if leaf == "weight" and (hasattr(base, "cpu_linear") or base.weight.dim() == 2):
         return base, leaf, read_weight(module)

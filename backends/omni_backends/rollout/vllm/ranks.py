@@ -77,23 +77,6 @@ def tensor_ranks() -> Ranks:
     return found if found.size > 1 else OneRank()
 
 
-def local_shape(shape: Sequence[int], leaf: str, ranks: Ranks) -> tuple[int, ...]:
-    """What one worker holds of stacked experts: all of them, of each a part of its inner width."""
-    cut = 1 if leaf == "w13_weight" else 2
-    return tuple(size // ranks.size if dim == cut else size for dim, size in enumerate(shape))
-
-
-def whole_experts(held: torch.Tensor, leaf: str, ranks: Ranks) -> torch.Tensor:
-    """Stacked experts, from every worker's part of their inner width (gate and up lie one after the other)."""
-    if ranks.size == 1:
-        return held
-    parts = ranks.gather(held)
-    if leaf == "w2_weight":
-        return torch.cat(parts, dim=2)
-    halves = [part.chunk(2, dim=1) for part in parts]
-    return torch.cat([half for side in (0, 1) for half in (pair[side] for pair in halves)], dim=1)
-
-
 def whole_tensor(layer: Any, leaf: str, held: torch.Tensor, rows: Sequence[int], ranks: Ranks) -> torch.Tensor:
     """The (fused) tensor of a layer, without padding.
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from omni_backends.rollout.external.ending import ended_in_update, unless_ended
+from omni_backends.rollout.external.ending import unless_ended, update_errors
 from omni_backends.rollout.external.updates import WeightUpdates
 from omni_backends.rollout.vllm_omni import VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_environment
 from omni_backends.rollout.vllm_omni.messages import decode_error, encode_request
 from omni_backends.rollout.vllm_omni.process import OmniProcess
 from omni_backends.sync import SyncReport, collect_checksums
-from omni_portable.contracts.errors import EngineEndedError, OmniPortableError, WeightSyncError
 from omni_portable.contracts.rollout import RolloutRequest
 from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.setup import EngineSetup
 
+LOG = logging.getLogger(__name__)
 MIB = 1 << 20
 CALLS = "policy_call"
 
@@ -94,15 +95,9 @@ class OmniHost:
         self._revive()
         process = self._process
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
-        try:
+        with update_errors(process, version):
             report = self._updates.send(stream, self._call, version, keep=keep)
             described = self._described(report)
-        except OmniPortableError as error:
-            if isinstance(error, EngineEndedError) or not process.alive:
-                raise ended_in_update(process.ended, version) from error
-            if isinstance(error, WeightSyncError):
-                raise
-            raise WeightSyncError(f"the weight update failed: {error.problem}", remedy=error.remedy) from error
         self._version = version
         return described
 
@@ -122,6 +117,7 @@ class OmniHost:
 
     def _revive(self) -> None:
         if not self._process.alive:
+            LOG.warning("a process of the engine has ended; the engine is started again")
             self.restart()
 
     def restart(self) -> None:

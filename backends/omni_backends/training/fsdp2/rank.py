@@ -6,7 +6,7 @@ the same methods. All ranks must be given the same commands in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,16 +282,20 @@ class Fsdp2Rank(Worker):
     ) -> RowLog:
         if not share.backward:
             return self._forward_only(micros)
-        each = self._setup.config.actor.gradient_sync == "each"
         return accumulate(
             self._adapter,
             micros,
             algorithm,
             total_weight=total_weight,
             others=others,
-            before_backward=lambda final: sync_gradients(self._module, each or (last and final)),
+            before_backward=self._before_backward(last),
             scale=0.0 if share.kind == "repeat" else 1.0,
         )
+
+    def _before_backward(self, last: bool) -> Callable[[bool], None] | None:
+        """What `accumulate` calls ahead of each backward of a pass; `last`: it is the mini-batch's last with one."""
+        each = self._setup.config.actor.gradient_sync == "each"
+        return lambda final: sync_gradients(self._module, each or (last and final))
 
     def _forward_only(self, micros: Iterable[MicroBatch]) -> RowLog:
         log = RowLog()

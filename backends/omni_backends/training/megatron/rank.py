@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from omni_backends.training.accumulate import RowLoss, accumulate
 from omni_backends.training.fsdp2.checkpoint import Saved
 from omni_backends.training.fsdp2.rank import Fsdp2Rank, RankFacts
-from omni_backends.training.fsdp2.shares import Share
 from omni_backends.training.lifecycle import TAGS
 from omni_backends.training.megatron import checkpoint
 from omni_backends.training.megatron.build import build_gpt, data_group, join_groups, tensor_group
@@ -22,9 +20,7 @@ from omni_backends.training.megatron.names import place
 from omni_backends.training.megatron.optim import SharedOptimizer
 from omni_backends.training.megatron.policy import MegatronAdapter, MegatronPolicy, source_settings
 from omni_backends.training.megatron.settings import settings
-from omni_backends.training.micro import MicroBatch
 from omni_backends.training.policies import Swap
-from omni_backends.training.rows import RowLog
 from omni_portable.config.plugins import plugin_options
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.training import Policy
@@ -113,25 +109,8 @@ class MegatronRank(Fsdp2Rank):
     def _swap(self) -> Swap | None:  # type: ignore[override]
         return None
 
-    def _pass(
-        self,
-        share: Share,
-        micros: Iterable[MicroBatch],
-        algorithm: RowLoss,
-        total_weight: float,
-        others: Mapping[Policy, Any],
-        last: bool,
-    ) -> RowLog:
-        if not share.backward:
-            return self._forward_only(micros)
-        return accumulate(
-            self._adapter,
-            micros,
-            algorithm,
-            total_weight=total_weight,
-            others=others,
-            scale=0.0 if share.kind == "repeat" else 1.0,
-        )
+    def _before_backward(self, last: bool) -> None:  # the optimizer sums gradients over the data group itself
+        return None
 
     def _whole(self, name: str, share: torch.Tensor) -> torch.Tensor:
         """A tensor from the shares of this rank's tensor group."""

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.linear import (  # noqa: E402
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # noqa: E402
 
-from omni_backends.rollout.vllm.ranks import OneRank, local_shape, whole_experts, whole_tensor  # noqa: E402
+from omni_backends.rollout.vllm.ranks import whole_tensor  # noqa: E402
 
 QKV = {"num_heads": 1, "num_kv_heads": 1, "num_kv_head_replicas": 2, "head_size": 2, "v_head_size": 2, "tp_size": 4}
 """Four workers of four heads and two key and value heads."""
@@ -85,13 +85,3 @@ def test_rows_vocabulary_and_what_everybody_holds() -> None:
         whole(norm, [bias[:2], bias[2:4]], [5])
     alone = layer(MergedColumnParallelLinear, output_sizes=[5], tp_size=1)  # a layer that is not shared
     assert torch.equal(whole(alone, [weight, weight], [5]), weight)
-
-
-def test_experts_are_cut_along_their_inner_width() -> None:
-    w13, w2 = torch.randn(2, 8, 3), torch.randn(2, 3, 4)
-    cut = [torch.cat([w13[:, 2 * r : 2 * r + 2], w13[:, 4 + 2 * r : 6 + 2 * r]], dim=1) for r in range(2)]
-    assert torch.equal(whole_experts(cut[0], "w13_weight", Together(cut)), w13)
-    assert torch.equal(whole_experts(w2[:, :, :2], "w2_weight", Together([w2[:, :, :2], w2[:, :, 2:]])), w2)
-    assert local_shape(w13.shape, "w13_weight", Together(cut)) == tuple(cut[0].shape)
-    assert local_shape(w2.shape, "w2_weight", Together(cut)) == (2, 3, 2)
-    assert torch.equal(whole_experts(w13, "w13_weight", OneRank()), w13)
