@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.e2e.rundirs import metrics
 from tests.e2e.test_e2e_fsdp2 import TINY, same
 from tests.e2e.test_e2e_ray import killing
+from tests.e2e.watching import descendants
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -49,6 +50,6 @@ def test_the_recipe_with_ranks_in_ray_of_which_one_is_killed(cluster, cli, works
 
 def assert_no_ranks_left() -> None:
     deadline = time.monotonic() + LIMIT_S
-    while any("RankHost" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)):
+    while descendants(os.getpid(), "RankHost"):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -1,0 +1,28 @@
+"""Which processes still live; a process may end between any two questions about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import psutil
+
+LIMIT_S = 30.0
+
+
+def lives(process: psutil.Process | int) -> bool:
+    """Is it there, and no zombie that only waits for its parent to ask?"""
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def assert_gone(processes: Iterable[psutil.Process | int], within_s: float = LIMIT_S) -> None:
+    """All of them end in time."""
+    deadline = time.monotonic() + within_s
+    left = list(processes)
+    while left := [process for process in left if lives(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
