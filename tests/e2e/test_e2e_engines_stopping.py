@@ -20,6 +20,7 @@ import pytest
 
 from omni_backends.rollout.external.guard import VARIABLE
 from tests.support.engines import require_installed
+from tests.support.processes import lives
 from tests.support.sync_worker import ROOT
 
 require_installed("vllm", "vllm_omni")
@@ -149,8 +150,8 @@ def test_a_run_that_is_stopped_takes_its_engine_with_it(
         assert run.process.returncode == code, f"{name}:\n{run.output()}"
         assert words in run.output(), name
         assert "Traceback" not in run.output(), f"{name}:\n{run.output()}"
-        left = [process for process in families[name] if not _wait(lambda p=process: not _alive(p), 20.0)]  # type: ignore[misc]
-        assert not left, f"{name}: {[(process, process.cmdline()) for process in left]}"
+        left = [process for process in families[name] if not _wait(lambda p=process: not lives(p), 20.0)]  # type: ignore[misc]
+        assert not left, f"{name}: {left}"
         assert _wait(lambda run=run: not run.left(), 20.0), (name, run.left())  # type: ignore[misc]
         assert _wait(lambda name=name: not any(map(os.path.exists, shared[name])), 20.0), (name, shared[name])  # type: ignore[misc]
 
@@ -166,10 +167,3 @@ def _shared(process: psutil.Process) -> set[str]:
     except OSError:
         return set()
     return {path for path in mapped if not path.endswith("(deleted)")}
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

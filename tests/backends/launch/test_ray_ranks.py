@@ -25,6 +25,7 @@ from omni_portable.contracts.errors import ClusterError, LifecycleError  # noqa:
 from omni_portable.contracts.launcher import Role  # noqa: E402
 from tests.backends.training.fsdp2.blocks import RAISE, blocks_batch, blocks_plugin, blocks_setup  # noqa: E402
 from tests.backends.training.toy import ToyAlgorithm  # noqa: E402
+from tests.support.processes import assert_gone  # noqa: E402
 
 pytestmark = pytest.mark.ray
 LIMIT_S = 30.0
@@ -56,13 +57,6 @@ def actor(plugin: Path, log: Path | None = None, world: int = 2, **options) -> R
 def start(launcher: RayLauncher, role: Role) -> Fsdp2TrainEngine:
     launcher.reserve([role])
     return launcher.start(role)
-
-
-def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.1)
 
 
 def train_for(engine: Fsdp2TrainEngine, seconds: float) -> None:
@@ -117,7 +111,7 @@ def test_a_rank_that_is_killed_or_fails_ends_the_others_and_is_named(launcher, p
         train_for(engine, LIMIT_S)
     assert time.monotonic() - started < LIMIT_S
     assert "trainer.resume=auto" in caught.value.remedy
-    assert_gone(list(engine.pids))
+    assert_gone(engine.pids)
     with pytest.raises(LifecycleError, match="its ranks were stopped because rank 1 of 2"):
         engine.log_probs(batch)
     role = actor(plugin)

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
 from omni_backends.rollout.external import versions
-from omni_backends.rollout.vllm.process import EngineEndedError
-from omni_portable.contracts.errors import CapabilityError, ConfigError, PluginError, WeightSyncError
+from omni_portable.contracts.errors import (
+    CapabilityError,
+    ConfigError,
+    EngineEndedError,
+    EngineEndedInUpdateError,
+    PluginError,
+    WeightSyncError,
+)
 from omni_portable.contracts.lifecycle import EngineState
+from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.trainer.consistency import PROBE_GAP, compare_checksums, largest_gap
 from tests.support.engines import require_installed
 from tests.support.token_models import folder, token_request
@@ -56,19 +64,46 @@ def test_a_killed_engine_is_restarted_once_with_its_weights(text_pair: Pair) -> 
     text_pair.assert_same(text_pair.requests())
 
 
-def test_a_killed_engine_that_may_not_restart_says_which_process_ended_and_fails_an_update(
+def test_a_killed_engine_that_may_not_restart_says_which_process_ended(
     text_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update then finds no process, and leaves a new one with the old weights."""
+    """The next update starts another, with the new weights."""
     options = replace(text_pair.engine._options, keep_weights=False)
     with monkeypatch.context() as patch:
         patch.setattr(text_pair.engine, "_options", options)
         with pytest.raises(EngineEndedError, match=r"ended during generate: process \d+ \(killed by SIGKILL\)"):
             asyncio.run(_killed(text_pair, 1))
+    assert not text_pair.engine.health().detail["alive"]
+    text_pair.update(text_pair.changed(3))
+    text_pair.assert_same(text_pair.requests(2))
+
+
+@dataclass
+class _Fatal:
+    """A weight stream at whose last tensor the engine's process is killed."""
+
+    pair: Pair
+    stream: WeightStream
+
+    @property
+    def manifest(self) -> WeightManifest:
+        return self.stream.manifest
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        *first, last = self.stream
+        yield from first
+        _kill(self.pair)
+        yield last
+
+
+def test_an_update_in_which_the_process_is_killed_leaves_the_old_weights_to_a_new_one(text_pair: Pair) -> None:
     text_pair.engine.pause()
     version = text_pair.version
-    with pytest.raises(WeightSyncError, match="ended"):
-        text_pair.engine.update_weights(text_pair.stream(text_pair.changed(3)), version + 1)
+    stream = _Fatal(text_pair, text_pair.stream(text_pair.changed(5)))
+    with pytest.raises(
+        EngineEndedInUpdateError, match=f"ended during the weight update to policy version {version + 1}"
+    ):
+        text_pair.engine.update_weights(stream, version + 1)
     assert text_pair.engine.health().state is EngineState.PAUSED
     assert text_pair.version == version
     text_pair.engine.resume()

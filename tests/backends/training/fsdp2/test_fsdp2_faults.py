@@ -10,7 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from omni_backends.training.fsdp2.failure import RankError, RankTraceback
 from omni_portable.contracts.errors import CapabilityError, ConsistencyError, DataError, LifecycleError, NonFiniteError
 from tests.backends.training.fsdp2.blocks import DIE, RAISE, blocks_batch, blocks_setup
 from tests.backends.training.toy import ToyAlgorithm
+from tests.support.processes import assert_gone
 
 LIMIT_S = 30.0
 
@@ -26,10 +26,6 @@ def poisoned(count: int, index: int, value: float):
     batch = blocks_batch(count)
     batch.trajectories[index].latents[:, 0, 0, 0] = value
     return batch
-
-
-def assert_gone(pids: list[int]) -> None:
-    assert all(not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in pids)
 
 
 def train_for(engine, seconds: float) -> None:
@@ -126,7 +122,4 @@ def test_ranks_end_when_their_driver_is_killed(tmp_path: Path):
     assert len(pids) == 2
     driver.kill()
     driver.wait()
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
-        time.sleep(0.1)
     assert_gone(pids)
