@@ -85,9 +85,8 @@ class _Fatal:
     pair: Pair
     stream: WeightStream
 
-    @property
-    def manifest(self) -> WeightManifest:
-        return self.stream.manifest
+    def __post_init__(self) -> None:
+        self.manifest: WeightManifest = self.stream.manifest
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         *first, last = self.stream
