@@ -51,6 +51,18 @@ def test_after_kill_9_of_the_owner_nothing_is_left(tmp_path: Path) -> None:
     assert wait_for(lambda: not made.exists() and not Path(folder).exists())
 
 
+def test_processes_of_an_engine_leave_the_terminals_group_and_nobody_else_does() -> None:
+    asked = "import os; from omni_backends.rollout.external.guard import leave_the_terminal as leave; leave(); leave()"
+    program = [sys.executable, "-c", f"{asked}; print(os.getpgrp() == os.getpid())"]
+    guard = Guard()
+    try:
+        for variables, alone in (guard.variables, "True"), ({}, "False"):
+            environment = {**os.environ, **variables}
+            assert subprocess.check_output(program, cwd=ROOT, env=environment, text=True).strip() == alone
+    finally:
+        guard.close()
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_closing_ends_what_is_left_also_where_the_guard_was_ended(killed: bool) -> None:
     guard = Guard()

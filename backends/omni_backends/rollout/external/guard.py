@@ -23,6 +23,8 @@ from pathlib import Path
 
 VARIABLE = "OMNI_PORTABLE_ENGINE"
 """Environment variable that marks an engine's processes."""
+OWNER = "OMNI_PORTABLE_ENGINE_OWNER"
+"""Environment variable with the process that they belong to."""
 SPARED = b"resource_tracker"
 """Python's own process that removes shared memory when those who made it are gone."""
 GROUP, SHARED_MEMORY = "vllm_dist_", Path("/dev/shm")  # noqa: S108 - nothing is made there
@@ -59,10 +61,11 @@ class Guard:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the environment of the engine's processes: their mark, and where vLLM makes sockets and files."""
+        """For the environment of the engine's processes: mark, owner, and where vLLM makes sockets and files."""
         kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
         return {
             VARIABLE: self._mark,
+            OWNER: str(os.getpid()),
             "VLLM_RPC_BASE_PATH": str(self.folder),
             "TMPDIR": str(self.folder),
             "TORCHINDUCTOR_CACHE_DIR": kept,  # torch's own choice, which TMPDIR would change; it is of use to the next
@@ -85,6 +88,14 @@ class Guard:
         if self._process.returncode:  # somebody ended it
             end(self._mark)
             remove(self.folder)
+
+
+def leave_the_terminal() -> None:
+    """Within a process of an engine: Ctrl-C is for the owner, which ends the engine in order. (Processes that are
+    started from here on are in the new process group, too.)"""
+    mine = str(os.getpid())
+    if os.environ.get(OWNER, mine) != mine and os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
 
 
 def marked(mark: str) -> Iterator[int]:

@@ -1,10 +1,13 @@
 """What this package adds to vLLM's own registries, in every process that runs vLLM. Imports nothing of vLLM by itself.
 
 vLLM calls :func:`register` through the entry-point group `vllm.general_plugins`; it adds one name to the registry of
-weight-transfer engines and changes nothing else.
+weight-transfer engines. A process that one of our engines started leaves the terminal's process group, for vLLM would
+end its requests on the Ctrl-C that the run is about to handle.
 """
 
 from __future__ import annotations
+
+from omni_backends.rollout.external.guard import leave_the_terminal
 
 PLUGIN = "omni_portable"
 """Name of the entry point."""
@@ -14,6 +17,7 @@ TRANSFER = "omni_portable"
 
 def register() -> None:
     """Name our weight-transfer engine to vLLM; its module loads when an engine is configured with it."""
+    leave_the_terminal()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     try:
