@@ -26,11 +26,13 @@ class Stopped:
 
     Args:
         insisting: the next signal is one of our own, see `_insist`.
+        breaking: an event loop was told to break off, see `_break_off`.
         ended: the command is over.
     """
 
     by: signal.Signals | None = None
     insisting: bool = False
+    breaking: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -107,9 +109,29 @@ def _handle(number: int, frame: FrameType | None) -> None:
         log.warning("%s arrived: stopping as after Ctrl-C", _current.by.name)
         threading.Thread(target=_insist, args=(_current,), name="insist", daemon=True).start()
     on_ctrl_c = signal.getsignal(signal.SIGINT)
-    if not callable(on_ctrl_c):  # ignored, as in jobs that a script puts into the background
-        raise KeyboardInterrupt
-    on_ctrl_c(signal.SIGINT, frame)
+    if callable(on_ctrl_c):
+        on_ctrl_c(signal.SIGINT, frame)
+    else:  # ignored, as in jobs that a script puts into the background
+        _break_off()
+
+
+def _break_off() -> None:
+    """Raise KeyboardInterrupt; in an event loop at its next turn first, and not in the task that runs just now.
+
+    A loop that has no handler of its own for Ctrl-C, because that is ignored, would keep the exception for whoever
+    awaits this task, which may be nobody.
+    """
+    if not _current.breaking and _in_event_loop():
+        from asyncio import get_running_loop
+
+        _current.breaking = True
+        get_running_loop().call_soon_threadsafe(_interrupt)
+        return
+    raise KeyboardInterrupt
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def _in_event_loop() -> bool:

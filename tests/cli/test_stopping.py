@@ -67,6 +67,34 @@ def test_where_ctrl_c_is_ignored_sigterm_is_not(tmp_path: Path) -> None:
     assert (process.returncode, "stopped by SIGTERM" in said) == (143, True)
 
 
+LOOP = """signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import asyncio
+
+    async def inner():
+        while True:
+            await asyncio.sleep(0)
+
+    async def outer():
+        tasks = [asyncio.ensure_future(inner()) for _ in range(4)]
+        try:
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            print("cleaned up,", len(tasks), flush=True)
+
+    asyncio.run(outer())"""
+
+
+def test_where_ctrl_c_is_ignored_sigterm_cancels_the_tasks_of_a_loop(tmp_path: Path) -> None:
+    process = send(tmp_path, signal.SIGTERM, LOOP)
+    found, said = process.communicate(timeout=60)
+    assert (process.returncode, found) == (143, "cleaned up, 4\n")
+    assert "stopped by SIGTERM. continue with: X" in said
+    assert "Traceback" not in said
+    assert "never retrieved" not in said
+
+
 def test_a_library_that_took_sigterm_over_changes_nothing(tmp_path: Path) -> None:
     process = send(tmp_path, signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))")
     _, said = process.communicate(timeout=60)

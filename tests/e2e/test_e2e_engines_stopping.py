@@ -111,7 +111,8 @@ def _start(folder: Path, recipe: str, *overrides: str) -> Run:
             env={**os.environ, "TMPDIR": str(temporary)},
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # as a terminal's foreground job
+            start_new_session=True,  # as a terminal's foreground job, also where this one is in the background
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     return Run(process, folder, temporary)
 
