@@ -1,5 +1,5 @@
 """Runs whose engines live in processes of their own, stopped from outside: the same exit codes and messages as for the
-native engine, and nothing stays behind. Two runs share the machine each time, and do not get into each other's way."""
+native engine, and nothing stays behind. Runs that share the machine do not get into each other's way."""
 
 from __future__ import annotations
 
@@ -128,10 +128,12 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     ("moment", "names", "number", "code", "words"),
     [
         ("training", ("vllm", "vllm_omni"), signal.SIGTERM, 143, "stopped by SIGTERM"),
-        ("training", ("vllm", "vllm_omni"), signal.SIGINT, 130, "interrupted"),
-        ("training", ("vllm_tensor_parallel", "vllm_omni"), signal.SIGKILL, -9, ""),
-        ("starting", ("vllm_tensor_parallel", "vllm_omni"), signal.SIGTERM, 143, "stopped by SIGTERM"),
-        ("starting", ("vllm", "vllm_omni"), signal.SIGKILL, -9, ""),
+        ("training", ("vllm",), signal.SIGINT, 130, "interrupted"),
+        ("training", ("vllm_omni",), signal.SIGINT, 130, "interrupted"),
+        ("training", ("vllm_tensor_parallel",), signal.SIGKILL, -9, ""),
+        ("training", ("vllm_omni",), signal.SIGKILL, -9, ""),
+        ("starting", ("vllm",), signal.SIGTERM, 143, "stopped by SIGTERM"),
+        ("starting", ("vllm_tensor_parallel", "vllm_omni"), signal.SIGKILL, -9, ""),
     ],
 )
 def test_a_run_that_is_stopped_takes_its_engine_with_it(
