@@ -85,7 +85,7 @@ class OmniHost:
         """Bring the weights back."""
         self._process.wake()
 
-    def update(self, stream: WeightStream, version: int) -> str:
+    def update(self, stream: WeightStream, version: int, *, repeat: bool = False) -> str:
         """Bring a stream into the workers; returns a phrase about it.
 
         Raises:
@@ -96,7 +96,7 @@ class OmniHost:
         process = self._process
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
         with update_errors(process, version):
-            report = self._updates.send(stream, self._call, version, keep=keep)
+            report = self._updates.send(stream, self._call, version, keep=keep, repeat=repeat)
             described = self._described(report)
         self._version = version
         return described
