@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omni_backends.rollout.external.ending import unless_ended, update_errors
+from omni_backends.rollout.external.ports import reserved_port
 from omni_backends.rollout.external.updates import WeightUpdates
 from omni_backends.rollout.vllm_omni import VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_environment
@@ -144,12 +145,13 @@ class OmniHost:
         self._updates.close()
 
     def _start(self) -> OmniProcess:
-        return OmniProcess(
-            engine_arguments(self._setup, self._options),
-            process_environment(os.environ),
-            self._options.start_timeout_s,
-            self._options.call_timeout_s,
-        )
+        with reserved_port() as port:
+            return OmniProcess(
+                engine_arguments(self._setup, self._options),
+                process_environment(os.environ, port),
+                self._options.start_timeout_s,
+                self._options.call_timeout_s,
+            )
 
     def _call(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         return self._process.rpc(CALLS, {"call": method, "arguments": arguments})
