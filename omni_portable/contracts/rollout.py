@@ -292,3 +292,18 @@ class StagedUpdates(Protocol):
     def discard_weights(self) -> Ack:
         """Drop what was staged, if anything was."""
         ...
+
+
+@runtime_checkable
+class RecallableUpdates(Protocol):
+    """What an engine may offer beside `update_weights`: taking the last update back, where others could not follow."""
+
+    def recall_weights(self, version: int) -> Ack:
+        """Stand at an earlier version again. The weights that the engine holds count for nothing from now on: it stays
+        paused until an update to `version`, or to a later one, has come.
+
+        Raises:
+            LifecycleError: the engine is not paused.
+            WeightSyncError: `version` is not an earlier one.
+        """
+        ...

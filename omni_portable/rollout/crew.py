@@ -9,12 +9,18 @@ from typing import TypeVar
 
 import torch
 
-from omni_portable.contracts.errors import EngineEndedError, LifecycleError, OmniPortableError, WorkerLostError
+from omni_portable.contracts.errors import (
+    EngineEndedError,
+    LifecycleError,
+    OmniPortableError,
+    WeightSyncError,
+    WorkerLostError,
+)
 from omni_portable.contracts.lifecycle import Ack, EngineState
-from omni_portable.contracts.rollout import RolloutEngine
+from omni_portable.contracts.rollout import RecallableUpdates, RolloutEngine
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
-from omni_portable.rollout.fanout import Answers, check_acks
+from omni_portable.rollout.fanout import Answers, call_all, check_acks
 from omni_portable.rollout.seats import Seat
 
 log = logging.getLogger(__name__)
@@ -160,6 +166,35 @@ class Crew:
             raise
         else:
             log.info("rollout replica '%s' joined at policy version %d", name, self.version)
+
+    def take_back(self, ahead: Sequence[RolloutEngine]) -> None:
+        """Bring replicas that applied an update which others could not back to the version that all held.
+
+        One that cannot go back, or for which no copy of those weights is kept, stays paused as it is; an update under a
+        further version reaches it.
+        """
+        engines = {name: seat.engine for name, seat in self.seats.items() if seat.engine in ahead}
+        if not engines:
+            return
+        if self._latest is None:
+            names = ", ".join(engines)
+            log.warning("%s hold a version that others could not take, and draw nothing before the next update", names)
+            return
+        answers = call_all(engines, self._go_back)
+        self.settle(answers, engines)
+        for name, error in answers.failed.items():
+            log.warning("rollout replica '%s' did not go back to policy version %d: %s", name, self.version, error)
+        if answers.done:
+            log.info("%s are back at policy version %d", ", ".join(answers.done), self.version)
+
+    def _go_back(self, engine: RolloutEngine) -> None:
+        if not isinstance(engine, RecallableUpdates):
+            raise LifecycleError(f"the rollout engine '{engine.name}' cannot take a weight update back")
+        engine.recall_weights(self.version)
+        assert self._latest is not None
+        ack = engine.update_weights(NamedTensorStream(*self._latest), self.version)
+        if ack.policy_version != self.version:
+            raise WeightSyncError(f"after it was sent that version again it holds {ack.policy_version}")
 
     def _line_up(self, name: str, engine: RolloutEngine) -> None:
         engine.pause()

@@ -14,7 +14,7 @@ from omni_portable.contracts.lifecycle import EngineState
 
 LEGAL: dict[EngineState, tuple[str, ...]] = {
     EngineState.RUNNING: ("generate", "abort", "pause", "weights_checksum", "health"),
-    EngineState.PAUSED: ("abort", "resume", "sleep", "update_weights", "weights_checksum", "health"),
+    EngineState.PAUSED: ("abort", "resume", "sleep", "update_weights", "recall_weights", "weights_checksum", "health"),
     EngineState.ASLEEP: ("abort", "wake", "health"),
 }
 """Operations each state allows; :class:`Lifecycle` narrows them where weights are missing or memory is half awake."""
@@ -39,14 +39,21 @@ class Lifecycle:
         self.policy_version = version
         self.asleep: frozenset[str] = frozenset()
         self.weights_lost = False
+        self.recalled_from: int | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next update may bring the version that the engine says it holds: its weights are another's, or
+        none."""
+        return self.weights_lost or self.recalled_from is not None
 
     def legal(self) -> tuple[str, ...]:
         """Operations that are legal now."""
         allowed = list(LEGAL[self.state])
         if self.state is EngineState.PAUSED and self.asleep:
             allowed = [name for name in allowed if name not in ("resume", "sleep")] + ["wake"]
-        if self.weights_lost:
-            allowed = [name for name in allowed if name not in ("resume", "weights_checksum")]
+        if self.repeats:
+            allowed = [name for name in allowed if name not in ("resume", "weights_checksum", "recall_weights")]
         return tuple(allowed)
 
     def require(self, operation: str) -> None:
@@ -92,12 +99,13 @@ class Lifecycle:
         return wanted
 
     def require_version(self, version: int) -> None:
-        """Check the version of a weight update: it must grow, or repeat the present one if its weights were discarded.
+        """Check the version of a weight update: it must grow, or repeat the present one if its weights were discarded
+        or recalled.
 
         Raises:
             WeightSyncError: the version is too old.
         """
-        lowest = self.policy_version if self.weights_lost else self.policy_version + 1
+        lowest = self.policy_version if self.repeats else self.policy_version + 1
         if version < lowest:
             raise WeightSyncError(
                 f"the rollout engine '{self.engine}' holds policy version {self.policy_version} and was sent version"
@@ -129,6 +137,22 @@ class Lifecycle:
         """Commit a weight update."""
         self.policy_version = version
         self.weights_lost = False
+        self.recalled_from = None
+
+    def recalled(self, version: int) -> None:
+        """Commit that the last update is taken back: the engine stands at an earlier version, whose weights must come
+        again before it draws.
+
+        Raises:
+            WeightSyncError: the version is not an earlier one.
+        """
+        if version >= self.policy_version:
+            raise WeightSyncError(
+                f"the rollout engine '{self.engine}' holds policy version {self.policy_version} and cannot go back to"
+                f" {version}",
+                remedy="name an earlier version",
+            )
+        self.recalled_from, self.policy_version = self.policy_version, version
 
     def _described(self) -> str:
         parts = [self.state.value]
@@ -136,4 +160,6 @@ class Lifecycle:
             parts.append(f"with {sorted(self.asleep)} asleep")
         if self.weights_lost:
             parts.append("without weights (discarded by sleep level 2 and not updated since)")
+        if self.recalled_from is not None:
+            parts.append(f"with the weights of version {self.recalled_from}, which was recalled")
         return " ".join(parts)

@@ -176,23 +176,32 @@ class Router:
         return ack
 
     def update_weights(self, stream: WeightStream, version: int) -> Ack:
-        """Bring every replica to `version`, or none: all receive and verify first, then all apply.
+        """Bring every replica to `version`, or none: all receive and verify first, then all apply. Where one cannot
+        apply it, the others are sent the weights that they held again, if a copy of these is kept.
 
-        Engines that cannot stage an update receive and apply it in one; there a failure of one may leave others ahead.
+        Engines that cannot stage an update receive and apply it in one.
 
         Raises:
             WeightSyncError: names the replica and the tensor; all stay paused.
         """
         tensors = dict(stream)
         staged = self._stage(stream.manifest, tensors, version)
+        applied: list[RolloutEngine] = []
 
         def apply(engine: RolloutEngine) -> Ack:
             if isinstance(engine, StagedUpdates) and engine in staged:
-                return engine.commit_weights(version)
-            return engine.update_weights(NamedTensorStream(stream.manifest, tensors), version)
+                ack = engine.commit_weights(version)
+            else:
+                ack = engine.update_weights(NamedTensorStream(stream.manifest, tensors), version)
+            applied.append(engine)
+            return ack
 
-        acks = self._ask(apply)
-        check_acks(acks, "update_weights", version)
+        try:
+            acks = self._ask(apply)
+            check_acks(acks, "update_weights", version)
+        except Exception:
+            self._crew.take_back(applied)
+            raise
         self._crew.remember(stream.manifest, tensors, version)
         return joined_ack(acks, "update_weights", version)
 

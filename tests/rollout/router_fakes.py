@@ -114,6 +114,13 @@ class Replica:
         self.lifecycle.updated(version - (self.refuse == "version"))
         return self._done("update_weights")
 
+    def recall_weights(self, version: int) -> Ack:
+        self._require("recall_weights")
+        self.lifecycle.recalled(version)
+        if self.refuse == "recall":
+            raise WeightSyncError("going back failed")
+        return self._done("recall_weights")
+
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         self._alive()
         return checksums(self.tensors.items())

@@ -4,7 +4,18 @@ from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
 from omni_portable.rollout.lifecycle import Lifecycle
 
-OPERATIONS = ("generate", "abort", "pause", "resume", "sleep", "wake", "update_weights", "weights_checksum", "health")
+OPERATIONS = (
+    "generate",
+    "abort",
+    "pause",
+    "resume",
+    "sleep",
+    "wake",
+    "update_weights",
+    "recall_weights",
+    "weights_checksum",
+    "health",
+)
 
 
 def running(tags=("weights",)):
@@ -35,23 +46,40 @@ def refilled():
     return lifecycle
 
 
+def recalled():
+    lifecycle = paused()
+    lifecycle.updated(2)
+    lifecycle.recalled(1)
+    return lifecycle
+
+
+def sent_again():
+    lifecycle = recalled()
+    lifecycle.require_version(1)
+    lifecycle.updated(1)
+    return lifecycle
+
+
+PAUSED = {"abort", "resume", "sleep", "update_weights", "recall_weights", "weights_checksum", "health"}
 TABLE = {
     "running": (running, {"generate", "abort", "pause", "weights_checksum", "health"}),
-    "paused": (paused, {"abort", "resume", "sleep", "update_weights", "weights_checksum", "health"}),
+    "paused": (paused, PAUSED),
     "asleep": (asleep, {"abort", "wake", "health"}),
     "asleep at level 2": (lambda: asleep(2), {"abort", "wake", "health"}),
     "woken from level 1": (
         lambda: woken(1, "weights"),
-        {"abort", "resume", "sleep", "update_weights", "weights_checksum", "health"},
+        PAUSED,
     ),
     "woken from level 2": (lambda: woken(2, "weights"), {"abort", "sleep", "update_weights", "health"}),
     "updated after level 2": (
         refilled,
-        {"abort", "resume", "sleep", "update_weights", "weights_checksum", "health"},
+        PAUSED,
     ),
+    "recalled": (recalled, {"abort", "sleep", "update_weights", "health"}),
+    "sent again after a recall": (sent_again, PAUSED),
     "weights awake, cache asleep": (
         lambda: woken(1, "weights", of=("weights", "kv_cache")),
-        {"abort", "wake", "update_weights", "weights_checksum", "health"},
+        {"abort", "wake", "update_weights", "recall_weights", "weights_checksum", "health"},
     ),
     "cache awake, weights asleep": (
         lambda: woken(1, "kv_cache", of=("weights", "kv_cache")),

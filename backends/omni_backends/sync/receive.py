@@ -83,7 +83,8 @@ class WeightReceiver:
 
         Args:
             manifest: see `wire.Announcement`.
-            version: must be newer than what is held; with `repeat` it may be the same (after the weights were lost).
+            version: must be newer than what is held; with `repeat` it may be any (what is held counts for nothing: the
+                weights were lost, or recalled).
         """
         return self._answer("weights_begin", lambda: self._begin(manifest, version, repeat))
 
@@ -121,8 +122,7 @@ class WeightReceiver:
             raise WeightSyncError(f"a former update left neither old nor new weights ({self.broken})")
         announced = decode_announcement(message)
         self._refuse_second(announced)
-        lowest = self.version if repeat else self.version + 1
-        if version < lowest:
+        if version <= self.version and not repeat:
             raise WeightSyncError(f"this worker holds version {self.version} and was sent version {version}")
         self._target.check(announced.manifest)
         channel = open_receiver(announced.channel, self._rank, self._mapped)

@@ -43,7 +43,7 @@ def send_weights(
         bucket_bytes: bound of one bucket (at least 4096); larger tensors are cut.
         channel: 'shared_memory', 'ipc', or an open channel, which stays open and is used again (new memory is slow).
             An open one has its own size of buckets.
-        repeat: the workers lost their weights and may be sent the version that they held.
+        repeat: what the workers hold counts for nothing (lost, or recalled), and they may be sent any version.
         device: where an 'ipc' channel keeps its buckets.
 
     Raises:

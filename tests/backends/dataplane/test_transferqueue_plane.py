@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -145,15 +144,32 @@ import os, signal, sys
 from omni_backends.dataplane.transferqueue.plane import TransferQueuePlane
 from tests.support.planes import media_group, queue_options
 plane = TransferQueuePlane(queue_options(queue="left", storage_units=1, address=sys.argv[1]))
+plane.drop([])
+print("mine", flush=True)
+sys.stdin.readline()
 for number in range(2):
     plane.put(media_group(f"g{number}", number))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_groups_outlive_the_process_that_started_the_queue_and_put_them(cluster):
-    dying = subprocess.run([sys.executable, "-c", DYING, cluster.address], env=dict(os.environ), timeout=500)
-    assert dying.returncode == -signal.SIGKILL
+def test_groups_outlive_the_process_that_started_the_queue_and_put_them(cluster, monkeypatch):
+    """As long as it lives, nobody else takes anything out, or ends the queue."""
+    argv = [sys.executable, "-c", DYING, cluster.address]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as dying:
+        assert dying.stdin is not None
+        assert dying.stdout is not None
+        assert "mine" in dying.stdout.read(5)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(TransferQueuePlane._claim, "__defaults__", (0.0,))
+            plane = TransferQueuePlane(queue_options(queue="left"))
+            for call in (plane.drop, plane.take):
+                with pytest.raises(ClusterError, match=f"'left' is in use by another run .process {dying.pid} on"):
+                    call([])
+            plane.close()
+        dying.stdin.write("go on\n")
+        dying.stdin.flush()
+        assert dying.wait(500) == -signal.SIGKILL
     plane = TransferQueuePlane(queue_options(queue="left", answer_timeout_s=5.0))
     buffer = ReplayBuffer(plane, max_staleness=0)
     assert buffer.available(3) == 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from dataclasses import replace
 
 import torch
 
-from omni_portable.contracts.errors import RewardError
+from omni_portable.contracts.errors import RewardError, WeightSyncError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.reward import ComposedReward
 from omni_portable.contracts.rollout import RolloutResult
@@ -81,3 +82,46 @@ class Counting:
 
 def build_counting(config, mark=""):
     return Counting(mark)
+
+
+def build_native(config, fails_at=0):
+    """The native engine over the toy family; the update of so high a version breaks off in the middle, once."""
+    from importlib.metadata import EntryPoint
+
+    from omni_backends.rollout.native import weights
+    from omni_backends.rollout.native.engine import NativeRolloutEngine
+    from omni_portable.contracts import registry
+    from tests.support.engines import make_setup
+
+    point = EntryPoint("toy", "tests.support.toy_adapter:SPEC", registry.GROUPS["model"])
+    registry._entry_points("model")["toy"] = point
+    apply, updates = weights.apply_tensors, []
+
+    def breaking(module, tensors):
+        updates.append(tensors)
+        if len(updates) != fails_at:
+            return apply(module, tensors)
+        first, second, *_ = tensors
+        apply(module, {first: tensors[first]})
+        raise WeightSyncError(f"the tensor '{second}' could not be written: no memory is left")
+
+    weights.apply_tensors = breaking
+    return NativeRolloutEngine(make_setup(lora_rank=0))
+
+
+class Stuck:
+    """Scores with the length of the prompt; holds the interpreter, where a file is not there yet."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    async def score_async(self, samples):
+        if not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            ctypes.PyDLL(None).sleep(100_000)
+        total = [float(len(sample.prompt)) for sample in samples]
+        return ComposedReward(total, {"words/score": total}, [{} for _ in samples], [], {"words": 0.1})
+
+
+def build_stuck(config, mark):
+    return Stuck(mark)

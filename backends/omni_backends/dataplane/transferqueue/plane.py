@@ -13,9 +13,10 @@ import ray
 
 from omni_backends.dataplane.columns import Media, check_columns, joined, media_of, without_media
 from omni_backends.dataplane.transferqueue import TransferQueueOptions, check_installed
+from omni_backends.dataplane.transferqueue.claim import claim, release
 from omni_backends.dataplane.transferqueue.ledger import Ledger, mib
 from omni_backends.dataplane.transferqueue.rows import Parts, Rows, Tag
-from omni_backends.dataplane.transferqueue.service import find_or_start
+from omni_backends.dataplane.transferqueue.service import PREFIX, find_or_start
 from omni_backends.launch.ray import RayOptions
 from omni_backends.launch.ray.cluster import connect
 from omni_portable.contracts.dataplane import COLUMNS, MEDIA, TRAIN, Column, DataPlaneFullError, GroupTag, ScoredGroup
@@ -24,6 +25,8 @@ from omni_portable.rollout.codec import pack_parts, unpack_parts
 
 log = logging.getLogger(__name__)
 
+CLAIM_S = 30.0
+"""For the cluster to notice that the process which took from a queue has ended."""
 LOOK_S, ASK_S = 0.05, 1.0
 """Seconds between two looks for room at what is known here, and between two questions to the queue itself."""
 CLUSTER_CPUS = 1
@@ -34,8 +37,9 @@ CLUSTER_STORE_MIB = 128
 class TransferQueuePlane:
     """The `DataPlane` contract over one queue.
 
-    One process puts and takes. Another may list, and takes over when the first is gone; who else puts into the same
-    queue is only counted against the capacity once this plane is full or asked for its tags.
+    One process puts and takes. Another may list, and takes over when the first is gone; it is refused before (see
+    :mod:`claim`). Who else puts into the same queue is only counted against the capacity once this plane is full or
+    asked for its tags.
     """
 
     name = "transferqueue"
@@ -43,6 +47,7 @@ class TransferQueuePlane:
     def __init__(self, options: TransferQueueOptions) -> None:
         check_installed()
         self._options = options
+        self._claimed = not options.queue
         self._ledger = Ledger(options.capacity_groups, options.capacity_mib << 20)
         own = "" if ray.is_initialized() else options.address
         cluster = RayOptions(address=own, object_store_mib=CLUSTER_STORE_MIB)
@@ -112,9 +117,10 @@ class TransferQueuePlane:
 
         Raises:
             DataError: an id is not stored, or was asked for twice; or 'train' is not among the columns.
-            ClusterError: TransferQueue does not answer.
+            ClusterError: TransferQueue does not answer, or another process takes from this queue.
         """
         check_columns(columns)
+        self._claim()
         self._check_asked(group_ids)
         if not group_ids:
             return []
@@ -127,16 +133,33 @@ class TransferQueuePlane:
 
     def drop(self, group_ids: Sequence[str]) -> None:
         """Remove groups unread, all or none of them; errors as in :meth:`take`."""
+        self._claim()
         self._check_asked(group_ids)
         if not set(group_ids) <= self._listed().keys():
             raise self._missing(group_ids)
         self._remove(group_ids)
 
     def close(self) -> None:
-        """Leave the queue. Its processes end, unless it has a name (`options.queue`) and groups wait in it."""
+        """Leave the queue. Its processes end, unless it has a name (`options.queue`) and groups wait in it, or somebody
+        else takes from it."""
         with self._undo:
-            if self._options.queue and not self._rows.closed and not self._waiting():
+            if self._options.queue and not self._rows.closed and not self._waiting() and self._own():
                 self._service.stop()
+
+    def _claim(self, patience_s: float = CLAIM_S) -> None:
+        if not self._claimed:
+            owner = claim(self._options.queue, PREFIX + self._options.queue, patience_s)
+            if owner is not None:
+                self._undo.callback(release, owner)
+            self._claimed = True
+
+    def _own(self) -> bool:
+        try:
+            self._claim(patience_s=0.0)
+        except ClusterError as error:
+            log.info("%s; it goes on", error.problem)
+            return False
+        return True
 
     def _waiting(self) -> int:
         try:

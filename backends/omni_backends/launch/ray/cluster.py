@@ -106,19 +106,34 @@ def _join(address: str, said: str) -> Connection:
     Args:
         said: what errors call the address.
     """
-    if address != "auto":
-        _knock(address, said)
+    if address == "auto":
+        address = _found(said)
+        said = f"{said} ({address})"
+    _knock(address, said)
     try:
         with _loopback() if _on_loopback(address) else nullcontext():
             _init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"{said}: no Ray cluster can be joined there: {error}",
-            remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this run",
+            remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this "
+            "run; a cluster with a token (that of another run has one, too) takes RAY_AUTH_MODE=token and its "
+            "RAY_AUTH_TOKEN_PATH",
         ) from error
     log.info("joined the Ray cluster at %s", address)
     here = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
     return Connection(here, started=False, joined=True)
+
+
+def _found(said: str) -> str:
+    """Address of the cluster on this machine, as Ray finds it; RAY_ADDRESS comes first."""
+    try:
+        return str(services.get_ray_address_from_environment("auto", None))
+    except ConnectionError as error:
+        raise ClusterError(
+            f"{said}: no Ray cluster runs on this machine",
+            remedy="start one (`ray start --head`), give its address, or leave it out to have one started for this run",
+        ) from error
 
 
 def _init(**arguments: Any) -> None:

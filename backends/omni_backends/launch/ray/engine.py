@@ -35,8 +35,8 @@ def buckets(stream: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[
 
 
 class RemoteRolloutEngine:
-    """`RolloutEngine` and `StagedUpdates` over a worker; arguments and answers travel as packed bytes, large media stay
-    in the object store (see :mod:`media`).
+    """`RolloutEngine`, `StagedUpdates` and `RecallableUpdates` over a worker; arguments and answers travel as packed
+    bytes, large media stay in the object store (see :mod:`media`).
 
     Every call but `generate` waits for its acknowledgement. All raise `WorkerLostError` once the process is gone.
     """
@@ -99,6 +99,9 @@ class RemoteRolloutEngine:
 
     def discard_weights(self) -> Ack:
         return Ack("discard_weights", self._worker.ask("discard"))
+
+    def recall_weights(self, version: int) -> Ack:
+        return self._ack("recall", version)
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         return dict(self._control("weights_checksum", names=None if names is None else list(names)))

@@ -20,11 +20,11 @@ import torch
 from omni_backends.launch.local import builder
 from omni_backends.launch.ray.media import Names, completed, separated
 from omni_backends.launch.ray.wire import answered
-from omni_portable.contracts.errors import WeightSyncError
+from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.launcher import Role
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.reward import ComposedReward
-from omni_portable.contracts.rollout import RolloutResult
+from omni_portable.contracts.rollout import RecallableUpdates, RolloutResult
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
 from omni_portable.rollout.codec import unpack
@@ -262,6 +262,16 @@ class RolloutHost(Host):
             return int(self._role.health().policy_version)
 
         return answered(drop)
+
+    def recall(self, version: int) -> bytes:
+        """Have the engine take its last update back, where it can."""
+
+        def recall() -> Ack:
+            if not isinstance(self._role, RecallableUpdates):
+                raise LifecycleError("this rollout engine cannot take a weight update back")
+            return self._role.recall_weights(version)
+
+        return answered(lambda: self._call(recall))
 
     def _expected(self) -> tuple[WeightManifest, int, dict[str, torch.Tensor]]:
         if self._staged is None:

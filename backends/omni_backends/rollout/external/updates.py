@@ -67,7 +67,7 @@ class WeightUpdates:
 
         Args:
             keep: hold it afterwards; without it nothing is held, since an older update would be another policy.
-            repeat: the workers lost their weights and may be sent the version that they held.
+            repeat: what the workers hold counts for nothing (lost, or recalled), and they may be sent any version.
         """
         kept = KeptStream(stream, keep=lambda: keep and not self.channel.lasting)
         report = send_weights(kept, call, version=version, channel=self.channel, repeat=repeat)

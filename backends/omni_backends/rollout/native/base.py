@@ -188,6 +188,12 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
             detail = f"{len(tensors)} tensors; {self._weights.describe()}"
             return self._ack("update_weights", started, moved=stream.manifest.bytes, detail=detail)
 
+    def recall_weights(self, version: int) -> Ack:
+        """See `contracts.rollout.RecallableUpdates`."""
+        with self._operation("recall_weights") as started:
+            self._lifecycle.recalled(version)
+            return self._ack("recall_weights", started)
+
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Checksum per tensor of what the engine holds: of all that updates replace, or of the named ones."""
         with self._operation("weights_checksum"):

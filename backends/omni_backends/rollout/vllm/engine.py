@@ -178,11 +178,17 @@ class VllmEngine:
         try:
             with self._operation("update_weights") as started:
                 self._lifecycle.require_version(version)
-                detail = self._host.update(stream, version, repeat=self._lifecycle.weights_lost)
+                detail = self._host.update(stream, version, repeat=self._lifecycle.repeats)
                 self._lifecycle.updated(version)
                 return self._ack("update_weights", started, moved=stream.manifest.bytes, detail=detail)
         finally:
             self._syncing.release()
+
+    def recall_weights(self, version: int) -> Ack:
+        """See `contracts.rollout.RecallableUpdates`."""
+        with self._operation("recall_weights") as started:
+            self._lifecycle.recalled(version)
+            return self._ack("recall_weights", started)
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Checksum per canonical tensor of what vLLM's kernels use, read back from every worker."""

@@ -90,8 +90,12 @@ def pipeline_arguments(setup: EngineSetup, options: VllmOmniOptions) -> dict[str
     }
 
 
-def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def process_environment(environment: Mapping[str, str], port: int) -> dict[str, str]:
     """All variables of the engine's processes: those given, and defaults beside them.
+
+    Args:
+        port: at which its workers meet. A MASTER_PORT that was given is that of the processes which this one belongs
+            to.
 
     Raises:
         ConfigError: `VLLM_PLUGINS` leaves out what this engine needs.
@@ -109,7 +113,7 @@ def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore:resource_tracker",  # it complains about what ends with the process anyway
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
-    return {**wanted, **environment}
+    return {**wanted, **environment, "MASTER_PORT": str(port)}
 
 
 def _lora(config: RunConfig, options: VllmOmniOptions) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omni_backends.rollout.external.ending import unless_ended, update_errors
+from omni_backends.rollout.external.ports import reserved_port
 from omni_backends.rollout.external.updates import WeightUpdates
 from omni_backends.rollout.vllm_omni import VllmOmniOptions
 from omni_backends.rollout.vllm_omni.arguments import engine_arguments, process_environment
@@ -85,7 +86,7 @@ class OmniHost:
         """Bring the weights back."""
         self._process.wake()
 
-    def update(self, stream: WeightStream, version: int) -> str:
+    def update(self, stream: WeightStream, version: int, *, repeat: bool = False) -> str:
         """Bring a stream into the workers; returns a phrase about it.
 
         Raises:
@@ -96,7 +97,7 @@ class OmniHost:
         process = self._process
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
         with update_errors(process, version):
-            report = self._updates.send(stream, self._call, version, keep=keep)
+            report = self._updates.send(stream, self._call, version, keep=keep, repeat=repeat)
             described = self._described(report)
         self._version = version
         return described
@@ -144,12 +145,13 @@ class OmniHost:
         self._updates.close()
 
     def _start(self) -> OmniProcess:
-        return OmniProcess(
-            engine_arguments(self._setup, self._options),
-            process_environment(os.environ),
-            self._options.start_timeout_s,
-            self._options.call_timeout_s,
-        )
+        with reserved_port() as port:
+            return OmniProcess(
+                engine_arguments(self._setup, self._options),
+                process_environment(os.environ, port),
+                self._options.start_timeout_s,
+                self._options.call_timeout_s,
+            )
 
     def _call(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         return self._process.rpc(CALLS, {"call": method, "arguments": arguments})

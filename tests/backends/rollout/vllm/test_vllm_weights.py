@@ -40,6 +40,23 @@ def test_updates_take_effect_and_can_be_taken_back(pair: Pair) -> None:
     assert_equal(draw(pair.engine, requests), before)
 
 
+def test_an_update_that_other_replicas_could_not_take_is_taken_back(pair: Pair) -> None:
+    requests = pair.requests(4)
+    pair.update(pair.first)
+    before = draw(pair.engine, requests)
+    pair.update(pair.changed(3))
+    for engine in (pair.engine, pair.native):
+        engine.pause()
+        former = engine.health().policy_version - 1
+        engine.recall_weights(former)
+        with pytest.raises(LifecycleError, match=f"version {former + 1}, which was recalled and cannot resume"):
+            engine.resume()
+        assert engine.update_weights(pair.stream(pair.first), former).policy_version == former
+        engine.resume()
+    pair.assert_same(requests)
+    assert_equal(draw(pair.engine, requests), before)
+
+
 def test_the_prefix_cache_does_not_outlive_an_update(text_pair: Pair) -> None:
     long = text_pair.requests(1, max_new_tokens=2)[0]
     asked = [long.__class__(**{**long.__dict__, "prompt": "the same words " * 20})]

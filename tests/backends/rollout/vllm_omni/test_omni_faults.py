@@ -164,6 +164,21 @@ def test_an_update_that_does_not_fit_leaves_the_old_policy_and_the_engine_paused
     assert gap <= 1e-5 if stepwise else gap == 0.0  # batches of single steps depend on arrivals, and shapes on them
 
 
+@pytest.mark.parametrize("stepwise", [False, True], ids=["lora", "full"])
+def test_an_update_that_other_replicas_could_not_take_is_taken_back(engine_pair, stepwise):
+    pair = pair_of(engine_pair, stepwise)
+    pair.sync()
+    version, held = pair.engine.health().policy_version, pair.engine.weights_checksum()
+    pair.engine.pause()
+    pair.engine.update_weights(pair.stream(), version + 1)
+    pair.engine.recall_weights(version)
+    with pytest.raises(LifecycleError, match=f"version {version + 1}, which was recalled and cannot resume"):
+        pair.engine.resume()
+    assert pair.engine.update_weights(pair.stream(), version).policy_version == version
+    assert pair.engine.weights_checksum() == held
+    pair.engine.resume()
+
+
 def test_two_updates_at_once_are_refused(engine_pair):
     pair = engine_pair("sd3")
     pair.engine.pause()

@@ -194,10 +194,11 @@ def test_the_engines_arguments_are_plain_and_follow_the_recipe():
 
 
 def test_a_list_of_plugins_that_leaves_ours_out_is_named():
-    assert process_environment({"VLLM_LOGGING_LEVEL": "INFO"})["VLLM_LOGGING_LEVEL"] == "INFO"
-    assert process_environment({"VLLM_PLUGINS": "a, omni_portable"})["VLLM_PLUGINS"] == "a, omni_portable"
+    assert process_environment({"VLLM_LOGGING_LEVEL": "INFO"}, 1)["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert process_environment({"VLLM_PLUGINS": "a, omni_portable"}, 1)["VLLM_PLUGINS"] == "a, omni_portable"
     with pytest.raises(ConfigError, match="VLLM_PLUGINS='other'"):
-        process_environment({"VLLM_PLUGINS": "other"})
+        process_environment({"VLLM_PLUGINS": "other"}, 1)
+    assert process_environment({"MASTER_PORT": "29500"}, 4567)["MASTER_PORT"] == "4567", "of the processes around it"
 
 
 def test_versions_outside_the_range_and_missing_packages_are_named(monkeypatch):
