@@ -19,12 +19,14 @@ class Ledger:
         self._coming: dict[str, int] = {}
         self._held = 0
         self._changes = 0
+        self._brim = 0
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
         with self._lock:
             count = len(self._stored) + len(self._coming)
-            return f"{count} of {self._rows} groups and {mib(self._held)} of {mib(self._size)} MiB are taken"
+            said = f"{count} of {self._rows} groups and {mib(self._held)} of {mib(self._size)} MiB are taken"
+            return f"{said}, and there is no memory for more" if self._brim else said
 
     def __contains__(self, key: str) -> bool:
         with self._lock:
@@ -54,10 +56,18 @@ class Ledger:
                 self._held -= size
             self._changes += 1
 
+    def overflow(self, key: str) -> bool:
+        """The memory that the capacity stands for had no room for the row `key`, which room was taken for: there is
+        none for any until rows are removed. False where there are no others, so that waiting would be in vain."""
+        with self._lock:
+            self._brim = self._held - self._coming[key]
+            return bool(self._brim)
+
     def forget(self, keys: Iterable[str]) -> None:
         """Rows were removed."""
         with self._lock:
             self._held -= sum(self._stored.pop(key, 0) for key in keys)
+            self._brim = 0
             self._changes += 1
 
     @property
@@ -72,8 +82,11 @@ class Ledger:
             if changes == self._changes:
                 self._stored = {key: size for key, size in stored.items() if key not in self._coming}
                 self._held = sum(self._stored.values()) + sum(self._coming.values())
+                self._brim = self._brim if self._held >= self._brim else 0
 
     def _fits(self, size: int) -> bool:
+        if self._brim:
+            return False
         return len(self._stored) + len(self._coming) < self._rows and self._held + max(size, 1) <= self._size
 
 
