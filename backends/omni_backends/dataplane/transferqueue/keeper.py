@@ -55,6 +55,10 @@ class Keeper:
             found.append(None if held is None else held.references.get(column))
         return found
 
+    def keys(self) -> list[str]:
+        """Of what is held."""
+        return list(self._held)
+
     def withdraw(self, key: str, entry: str) -> None:
         """Free an entry whose row was not written."""
         entries = self._held.get(key, {})
