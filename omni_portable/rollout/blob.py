@@ -97,15 +97,15 @@ def described(tensor: torch.Tensor) -> dict[str, Any]:
     return {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
 
 
-def filled(said: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
+def filled(said: Mapping[str, Any], data: Buffer) -> torch.Tensor:
     """A tensor as :func:`described`, with its elements from a row of bytes.
 
     Raises:
         ValueError, KeyError, TypeError: these do not fit.
     """
-    _, dtype, shape, _, end = _place("", dict(said) | {"data_offsets": [0, data.numel()]}, data.numel())
+    _, dtype, shape, _, end = _place("", dict(said) | {"data_offsets": [0, len(data)]}, len(data))
     tensor = torch.empty(shape, dtype=dtype)
-    flat_bytes(tensor)[:end] = data
+    flat_bytes(tensor).numpy().data[:end] = data
     return tensor
 
 

@@ -67,6 +67,8 @@ ENUMS: Mapping[str, type[Enum]] = {EngineState.__name__: EngineState}
 
 UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 """What reading raises where a blob was not made by :func:`pack`."""
+Part: TypeAlias = "torch.Tensor | memoryview"
+"""A row of bytes."""
 LARGE = 256 << 10
 """Bytes from which on a tensor travels by itself where many parts may; smaller ones cost less together."""
 PLAIN = (str, int, float, bool)
@@ -116,11 +118,11 @@ def pack_parts(value: Any) -> list[torch.Tensor]:
     return [torch.frombuffer(bytearray(blob), dtype=torch.uint8), *(flat_bytes(tensor) for tensor in large.values())]
 
 
-def unpack_parts(parts: Sequence[torch.Tensor]) -> Any:
+def unpack_parts(parts: Sequence[Part]) -> Any:
     """What :func:`pack_parts` was given, in memory of its own; errors as in :func:`unpack`."""
-    first, *others = parts
+    first, *others = (part.numpy().data if isinstance(part, torch.Tensor) else part for part in parts)
     try:
-        tensors, text = split_tensors(first.numpy().data)
+        tensors, text = split_tensors(first)
         said = json.loads(text)
         for (name, shape), part in zip(said["parts"].items(), others, strict=True):
             tensors[name] = filled(shape, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,36 @@ def test_a_group_comes_back_whole(plane):
     for one, other in zip(group.trajectories, back.trajectories, strict=True):
         assert torch.equal(one.final_latents, other.final_latents)
         assert one.request == other.request
+
+
+def test_a_large_group_comes_back_whole_and_a_small_one_beside_it(plane):
+    """Large columns, tensors and parts of tensors may go other ways than small ones."""
+    large, whole = media_group("large"), torch.randn(3, 1 << 17)
+    shared = {"prompt_embeds": torch.randn(77, 512)}
+    pixels = torch.arange(3 << 16, dtype=torch.int32).to(torch.uint8).view(3, 256, 256)
+    large.trajectories = [
+        replace(
+            each,
+            final_latents=whole[index],
+            next_latents=whole.t()[: 1 << 15],
+            conditioning=shared,
+            artifacts={"image": replace(each.artifacts["image"], data=pixels + index)},
+        )
+        for index, each in enumerate(large.trajectories)
+    ]
+    expected = [(whole[index].clone(), pixels + index) for index in range(2)]
+    plane.put(large)
+    plane.put(media_group("small", 1))
+    small, back = plane.take(["small", "large"])
+    assert small.group_id == "small"
+    assert same_media(large, back)
+    for trajectory, (latents, image) in zip(back.trajectories, expected, strict=True):
+        assert torch.equal(trajectory.final_latents, latents)
+        assert torch.equal(trajectory.next_latents, whole.t()[: 1 << 15])
+        assert torch.equal(trajectory.conditioning["prompt_embeds"], shared["prompt_embeds"])
+        assert torch.equal(trajectory.artifacts["image"].data, image)
+        trajectory.final_latents.add_(1.0)  # its memory is the reader's own
+    assert names(plane) == []
 
 
 def test_media_that_nobody_reads_go_with_the_group(plane):

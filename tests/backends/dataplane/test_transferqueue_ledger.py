@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -53,6 +54,37 @@ def test_the_capacity_is_never_exceeded(steps):
         assert ledger.fits(1) == (len(stored) < 3 and sum(stored.values()) < 12)
 
 
+def test_memory_that_runs_out_before_the_capacity_does_is_no_room_until_something_is_removed(monkeypatch):
+    monkeypatch.setattr("omni_backends.dataplane.transferqueue.ledger.FREEING_S", 0.0)
+    ledger = Ledger(9, 100)
+    for key in ("stored", "too much"):
+        ledger.reserve(key, 10)
+    ledger.settle("stored", stored=True)
+    assert ledger.overflow("too much")
+    ledger.settle("too much", stored=False)
+    assert not ledger.fits(0)
+    assert "object store has no room" in str(ledger)
+    ledger.replace({"stored": 10}, ledger.changes)
+    assert not ledger.fits(0)
+    ledger.replace({}, ledger.changes)
+    assert ledger.fits(1), "another process took it"
+    ledger.reserve("alone", 10)
+    assert not ledger.overflow("alone"), "nothing waits that could be taken out"
+
+
+def test_memory_of_what_was_removed_just_now_is_waited_for(monkeypatch):
+    ledger = Ledger(9, 100)
+    ledger.reserve("a", 10)
+    ledger.settle("a", stored=True)
+    ledger.forget(["a"])
+    ledger.reserve("b", 10)
+    assert ledger.overflow("b")
+    ledger.settle("b", stored=False)
+    assert not ledger.fits(0)
+    monkeypatch.setattr("omni_backends.dataplane.transferqueue.ledger.time.monotonic", lambda: math.inf)
+    assert ledger.fits(0)
+
+
 def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)
@@ -86,6 +118,11 @@ def test_everything_that_waits_at_the_same_time_must_find_room(monkeypatch):
 def test_options_must_be_positive(name):
     with pytest.raises(ConfigError, match=f"dataplane.options.{name}=0"):
         TransferQueueOptions(**{name: 0})
+
+
+def test_objects_of_less_than_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="objects_from_kib=-1 is below 0"):
+        TransferQueueOptions(objects_from_kib=-1)
 
 
 @pytest.mark.parametrize("queue", ["a b", "../up", "x" * 129, "line\nbreak", "caf\u00e9", "a/b"])

@@ -27,6 +27,9 @@ class TransferQueueOptions:
     """Groups that may wait at a time."""
     capacity_mib: int = 8192
     """Memory that waiting groups may take in all storage processes together; the limit of one group too."""
+    objects_from_kib: int = 64
+    """Columns of a group from this size on wait in Ray's object store, smaller ones in the storage processes; 0: all of
+    them there, which is slower, for clusters with little shared memory."""
     queue: str = ""
     """Name under which groups wait beyond the death of this process, on a cluster that outlives it; who starts with the
     same name finds them. Empty: they belong to this process alone and end with it."""
@@ -42,6 +45,11 @@ class TransferQueueOptions:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"dataplane.options.{name}={getattr(self, name)} must be above 0")
 
+        if self.objects_from_kib < 0:
+            raise ConfigError(
+                f"dataplane.options.objects_from_kib={self.objects_from_kib} is below 0",
+                remedy="give a size in KiB, or 0 to keep groups out of Ray's object store",
+            )
         if self.storage_units > MOST_UNITS:
             raise ConfigError(
                 f"dataplane.options.storage_units={self.storage_units} is above {MOST_UNITS}",

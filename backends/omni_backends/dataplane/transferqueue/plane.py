@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import ray
+from ray.exceptions import RayError
 
 from omni_backends.dataplane.columns import Media, check_columns, joined, media_of, without_media
 from omni_backends.dataplane.transferqueue import TransferQueueOptions, check_installed
 from omni_backends.dataplane.transferqueue.claim import claim, release
 from omni_backends.dataplane.transferqueue.ledger import Ledger, mib
-from omni_backends.dataplane.transferqueue.rows import Parts, Rows, Tag
+from omni_backends.dataplane.transferqueue.objects import FULL, Objects, store_mib
+from omni_backends.dataplane.transferqueue.rows import HERE, SIZE, Parts, Rows, Tag
 from omni_backends.dataplane.transferqueue.service import PREFIX, find_or_start
 from omni_backends.launch.ray import RayOptions
 from omni_backends.launch.ray.cluster import connect
 from omni_portable.contracts.dataplane import COLUMNS, MEDIA, TRAIN, Column, DataPlaneFullError, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import ClusterError, DataError
-from omni_portable.rollout.codec import pack_parts, unpack_parts
+from omni_portable.rollout.codec import pack_parts
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,7 @@ CLAIM_S = 30.0
 LOOK_S, ASK_S = 0.05, 1.0
 """Seconds between two looks for room at what is known here, and between two questions to the queue itself."""
 CLUSTER_CPUS = 1
-CLUSTER_STORE_MIB = 128
-"""Of a cluster that is started for the queue alone; groups do not pass through Ray's object store."""
+"""Of a cluster that is started for the queue alone."""
 
 
 class TransferQueuePlane:
@@ -50,7 +51,7 @@ class TransferQueuePlane:
         self._claimed = not options.queue
         self._ledger = Ledger(options.capacity_groups, options.capacity_mib << 20)
         own = "" if ray.is_initialized() else options.address
-        cluster = RayOptions(address=own, object_store_mib=CLUSTER_STORE_MIB)
+        cluster = RayOptions(address=own, object_store_mib=store_mib(options))
         with ExitStack() as undo:
             connection = connect(cluster, cpus=CLUSTER_CPUS, key="dataplane.options.address")
             undo.callback(connection.close)
@@ -59,6 +60,8 @@ class TransferQueuePlane:
                 undo.callback(self._service.stop)
             self._rows = Rows(self._service, options.answer_timeout_s)
             undo.callback(self._rows.close)
+            self._apart = options.objects_from_kib << 10
+            self._objects = Objects(self._service.name, self._service.keepers, options.answer_timeout_s)
             self._remove_torn()
             self._undo = undo.pop_all()
 
@@ -72,17 +75,35 @@ class TransferQueuePlane:
         """
         key = group.group_id
         columns: dict[str, Parts] = {TRAIN: pack_parts(without_media(group)), MEDIA: pack_parts(media_of(group))}
-        size = sum(part.nbytes for parts in columns.values() for part in parts)
+        size = sum(map(_size, columns.values()))
         self._reserve(key, size)
-        counts = {"size": len(group.trajectories), "bytes": size}
         stored = False
         try:
-            tag = {"submission": group.submission, "version": group.policy_version, **counts}
-            stored = self._rows.put(key, columns, tag)
+            tag = {"submission": group.submission, "version": group.policy_version, "size": len(group.trajectories)}
+            stored = self._written(key, columns, tag | {SIZE: size})
         finally:
             self._ledger.settle(key, stored)
         if not stored:
             raise _duplicate(key)
+
+    def _written(self, key: str, columns: dict[str, Parts], tag: Tag) -> bool:
+        """Large columns become objects, of which the row holds labels; the row is valid once both are stored."""
+        large = {name: parts for name, parts in columns.items() if self._apart and _size(parts) >= self._apart}
+        stored = False
+        handed = None
+        try:
+            handed = self._objects.hand_over(key, large) if large else None
+            here = columns | (handed.labelled() if handed else {})
+            tag[HERE] = sum(map(_size, here.values()))
+            stored = self._rows.put(key, here, tag, handed.kept if handed else None)
+        except FULL as error:
+            raise self._overflow(key, tag[SIZE], error) from error
+        except RayError as error:
+            raise self._objects.explained(error) from error
+        finally:
+            if handed and not stored:
+                self._objects.withdraw(handed)
+        return stored
 
     async def room(self, size: int = 0) -> None:
         """Wait until a group of `size` bytes would find room, whoever makes it.
@@ -101,7 +122,7 @@ class TransferQueuePlane:
                     "are drawn at the same time",
                 )
             if now - asked > ASK_S:
-                await asyncio.to_thread(self._listed)
+                await asyncio.to_thread(self._reclaim)
                 asked = time.monotonic()
             await asyncio.sleep(LOOK_S)
 
@@ -124,10 +145,14 @@ class TransferQueuePlane:
         self._check_asked(group_ids)
         if not group_ids:
             return []
-        rows = self._rows.get(group_ids, [name for name in COLUMNS if name in columns])
+        names = [name for name in COLUMNS if name in columns]
+        rows = self._rows.get(group_ids, names)
         if rows is None:
             raise self._missing(group_ids)
-        groups = [_group(*(unpack_parts(parts) for parts in row)) for row in rows]
+        groups: list[ScoredGroup] = []
+        for portion in rows:
+            keys = group_ids[len(groups) : len(groups) + len(portion)]
+            groups += [_group(*row) for row in self._objects.resolved(keys, names, portion)]
         self._remove(group_ids)
         return groups
 
@@ -181,7 +206,7 @@ class TransferQueuePlane:
                 remedy="raise dataplane.options.capacity_mib, or draw smaller groups",
             )
         if not self._ledger.fits(size):
-            self._listed()
+            self._reclaim()
         if key in self._ledger:
             raise _duplicate(key)
         if not self._ledger.reserve(key, size):
@@ -195,11 +220,28 @@ class TransferQueuePlane:
         """What the queue itself says is stored; what is counted here follows it."""
         changes = self._ledger.changes
         tags = self._rows.tags()
-        self._ledger.replace({key: tag["bytes"] for key, tag in tags.items()}, changes)
+        self._ledger.replace({key: tag[SIZE] for key, tag in tags.items()}, changes)
         return tags
+
+    def _reclaim(self) -> None:
+        """Count anew what others took, and free what writers left that died before their row was written."""
+        if swept := self._objects.sweep(self._listed()):
+            log.warning("freed in the queue '%s', whose writers are gone: %s", self._service.name, swept)
+
+    def _overflow(self, key: str, size: int, error: RayError) -> DataPlaneFullError | DataError:
+        problem = f"Ray's object store has no room for the group '{key}' of {mib(size)} MiB, nor has the disk"
+        remedy = (
+            "raise launcher.options.object_store_mib, give /dev/shm more memory or the disk of Ray's session directory "
+            "more room, or set dataplane.options.objects_from_kib=0"
+        )
+        log.warning("%s: %s", problem, " ".join(str(error).split())[:300])
+        if self._ledger.overflow(key):
+            return DataPlaneFullError(f"{problem}: {self._ledger}", size=size, remedy=remedy)
+        return DataError(f"{problem}, and no group waits there that could be taken out", remedy=remedy)
 
     def _remove(self, group_ids: Sequence[str]) -> None:
         self._rows.clear(group_ids)
+        self._objects.forget(group_ids)
         self._ledger.forget(group_ids)
 
     def _remove_torn(self) -> None:
@@ -208,6 +250,7 @@ class TransferQueuePlane:
         if torn:
             log.warning("removed from the queue '%s', where somebody had begun to: %s", self._service.name, torn)
             self._remove(torn)
+        self._reclaim()
 
     def _check_asked(self, group_ids: Sequence[str]) -> None:
         twice = [name for name, times in Counter(group_ids).items() if times > 1]
@@ -217,6 +260,10 @@ class TransferQueuePlane:
     def _missing(self, group_ids: Sequence[str]) -> DataError:
         stored = self._listed()
         return DataError(f"the data plane 'transferqueue' does not hold {[n for n in group_ids if n not in stored]}")
+
+
+def _size(parts: Parts) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def _group(train: ScoredGroup, media: Media | None = None) -> ScoredGroup:

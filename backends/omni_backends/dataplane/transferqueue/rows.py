@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -24,6 +24,10 @@ Parts = Sequence[torch.Tensor]
 """A column of a row: rows of bytes, which travel as they are."""
 
 PARTITION = "groups"
+SIZE, HERE = "bytes", "here"
+"""Of a row's tag: bytes of all of it, and of what TransferQueue itself holds of it."""
+AT_ONCE, HERE_AT_ONCE = 64 << 20, 4 << 20
+"""Bytes of rows that are read together, if it is more than one; and of what TransferQueue itself holds of them."""
 
 
 class _OneRow(dict[str, list[list[torch.Tensor]]]):
@@ -55,29 +59,33 @@ class Rows:
         self._client = AsyncTransferQueueClient(f"omni-portable-{uuid.uuid4().hex[:8]}", settings.controller.zmq_info)
         self._client.initialize_storage_manager(BACKEND, settings.backend[BACKEND])
 
-    def put(self, key: str, columns: Mapping[str, Parts], tag: Tag) -> bool:
+    def put(self, key: str, columns: Mapping[str, Parts], tag: Tag, kept: Awaitable[Any] | None = None) -> bool:
         """Store a row; False where a row of this key is stored already. The tag is set last: a row with a tag is whole.
+
+        Args:
+            kept: what must have succeeded elsewhere before the tag is set; whatever that raises is raised here.
 
         Raises:
             ClusterError: TransferQueue does not answer, or failed. Nothing is stored then under this key.
         """
-        return self._wait(self._put(key, columns, tag))
+        return self._wait(self._put(key, columns, tag, kept))
 
-    def get(self, keys: Sequence[str], columns: Sequence[str]) -> Iterator[list[Parts]] | None:
-        """For each key the parts of each column; None where a row or a column of it is not there. While the caller
-        looks at one row, the next is on its way."""
+    def get(self, keys: Sequence[str], columns: Sequence[str]) -> Iterator[list[list[Parts]]] | None:
+        """In portions, for each key the parts of each column; None where a row or a column of it is not there. While
+        the caller looks at one portion, the next is on its way."""
         meta = self._wait(self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False))
         if meta.size != len(keys) or not set(columns) <= set(meta.field_names):
             return None
         return self._read(meta.select_fields(list(columns)), columns)
 
-    def _read(self, meta: BatchMeta, columns: Sequence[str]) -> Iterator[list[Parts]]:
-        coming = self._begin(self._row(meta.select_samples([0]), columns))
-        for index in range(1, meta.size + 1):
-            row = self._answer(coming)
-            if index < meta.size:
-                coming = self._begin(self._row(meta.select_samples([index]), columns))
-            yield row
+    def _read(self, meta: BatchMeta, columns: Sequence[str]) -> Iterator[list[list[Parts]]]:
+        portions = [meta.select_samples(indices) for indices in together(meta.get_all_custom_meta())]
+        coming = self._begin(self._rows(portions[0], columns))
+        for index in range(1, len(portions) + 1):
+            rows = self._answer(coming)
+            if index < len(portions):
+                coming = self._begin(self._rows(portions[index], columns))
+            yield rows
 
     def clear(self, keys: Sequence[str]) -> None:
         """Remove rows; keys that are not there are passed over."""
@@ -106,7 +114,7 @@ class Rows:
             self._client.close()
             self._loop.close()
 
-    async def _put(self, key: str, columns: Mapping[str, Parts], tag: Tag) -> bool:
+    async def _put(self, key: str, columns: Mapping[str, Parts], tag: Tag, kept: Awaitable[Any] | None) -> bool:
         meta = await self._client.async_kv_retrieve_meta([key], PARTITION, create=True)
         if meta.get_all_custom_meta()[0]:
             return False
@@ -114,13 +122,15 @@ class Rows:
         stored = await self._client.async_kv_retrieve_meta([key], PARTITION, create=False)
         if not set(columns) <= set(stored.field_names):
             raise RuntimeError("its controller did not take note of the row")
+        if kept is not None:
+            await kept
         stored.update_custom_meta([tag])
         await self._client.async_set_custom_meta(stored)
         return True
 
-    async def _row(self, meta: BatchMeta, columns: Sequence[str]) -> list[Parts]:
+    async def _rows(self, meta: BatchMeta, columns: Sequence[str]) -> list[list[Parts]]:
         data = await self._client.storage_manager.get_data(meta)
-        return [data.get(name).tolist()[0] for name in columns]
+        return [list(row) for row in zip(*(data.get(name).tolist() for name in columns), strict=True)]
 
     async def _clear(self, keys: Sequence[str]) -> None:
         meta = await self._client.async_kv_retrieve_meta(list(keys), PARTITION, create=False)
@@ -148,3 +158,16 @@ class Rows:
                 f"the queue '{self._name}' failed: {' '.join(str(error).split())[:300]}",
                 remedy="see `ray status` and the output of its processes in Ray's session directory",
             ) from error
+
+
+def together(tags: Sequence[Tag]) -> list[list[int]]:
+    """Positions of rows in portions that are read at once, each with one row or bounded bytes."""
+    portions: list[list[int]] = []
+    size = here = 0
+    for position, tag in enumerate(tags):
+        size, here = size + tag[SIZE], here + tag[HERE]
+        if not portions or size > AT_ONCE or here > HERE_AT_ONCE:
+            portions.append([])
+            size, here = tag[SIZE], tag[HERE]
+        portions[-1].append(position)
+    return portions

@@ -17,7 +17,8 @@ from transfer_queue.storage.simple_storage import SimpleStorageUnit
 from transfer_queue.utils.common import get_node_round_robin_scheduling_strategies
 
 from omni_backends.dataplane.transferqueue import TransferQueueOptions
-from omni_portable.contracts.errors import ClusterError
+from omni_backends.dataplane.transferqueue.keeper import Keeper
+from omni_portable.contracts.errors import ClusterError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +35,19 @@ class Service:
     Args:
         name: of the queue; runs on one cluster never see each other's.
         settings: TransferQueue's own configuration with the addresses of its processes.
-        actors: of the processes, controller first.
+        actors: of TransferQueue's processes, controller first.
+        keepers: actors that own large columns (see :mod:`keeper`), at most one for each machine.
     """
 
     name: str
     settings: Any
     actors: tuple[Any, ...]
+    keepers: tuple[Any, ...]
 
     def stop(self) -> None:
         """End the processes, and what is stored in them."""
         if ray.is_initialized():
-            for actor in reversed(self.actors):
+            for actor in reversed((*self.actors, *self.keepers)):
                 ray.kill(actor)
 
 
@@ -53,10 +56,11 @@ def find_or_start(options: TransferQueueOptions) -> Service:
 
     Raises:
         ClusterError: its processes do not start or do not answer.
+        ConfigError: it was started without objects, and these are asked for.
     """
     name = options.queue or uuid.uuid4().hex
     try:
-        return _find(name) if options.queue and _exists(name) else _start(name, options)
+        return _find(name, options) if options.queue and _exists(name) else _start(name, options)
     except RayError as error:
         raise ClusterError(
             f"the processes of TransferQueue do not run on the Ray cluster: {' '.join(str(error).split())[:300]}",
@@ -72,7 +76,7 @@ def _exists(name: str) -> bool:
     return True
 
 
-def _find(name: str) -> Service:
+def _find(name: str, options: TransferQueueOptions) -> Service:
     controller = ray.get_actor(CONTROLLER, namespace=PREFIX + name)
     settings = _answer(controller.get_config.remote(), name)
     if settings is None:
@@ -81,8 +85,15 @@ def _find(name: str) -> Service:
             remedy="wait until the process that starts it is ready, or name another (dataplane.options.queue)",
         )
     units = [ray.get_actor(unit, namespace=PREFIX + name) for unit in settings.backend[BACKEND].zmq_info]
+    keepers = [ray.get_actor(keeper, namespace=PREFIX + name) for keeper in settings.keepers]
+    if options.objects_from_kib and not keepers:
+        raise ConfigError(
+            f"dataplane.options.objects_from_kib={options.objects_from_kib}: the queue '{name}' was started without "
+            "objects (objects_from_kib=0)",
+            remedy="set dataplane.options.objects_from_kib=0 here, or name another queue (dataplane.options.queue)",
+        )
     log.info("found the queue '%s'", name)
-    return Service(name, settings, (controller, *units))
+    return Service(name, settings, (controller, *units), tuple(keepers))
 
 
 def _start(name: str, options: TransferQueueOptions) -> Service:
@@ -96,21 +107,32 @@ def _start(name: str, options: TransferQueueOptions) -> Service:
         sampler=SequentialSampler(), polling_mode=False
     )
     own = dict(storage, _run_id=name)
+    places = get_node_round_robin_scheduling_strategies(options.storage_units)
     units = {
         f"unit-{rank}": SimpleStorageUnit.options(name=f"unit-{rank}", scheduling_strategy=where, **lasting).remote(
             config=own
         )
-        for rank, where in enumerate(get_node_round_robin_scheduling_strategies(options.storage_units))
+        for rank, where in enumerate(places)
     }
-    service = Service(name, settings, (controller, *units.values()))
+    machines = {where.node_id: where for where in places} if options.objects_from_kib else {}
+    keepers = {
+        f"keeper-{rank}": ray.remote(Keeper)
+        .options(name=f"keeper-{rank}", scheduling_strategy=where, **lasting)
+        .remote()
+        for rank, where in enumerate(machines.values())
+    }
+    settings.keepers = list(keepers)
+    service = Service(name, settings, (controller, *units.values()), tuple(keepers.values()))
     try:
+        for keeper in service.keepers:
+            _answer(keeper.sweep.remote([]), name)
         settings.controller.zmq_info = _answer(controller.get_zmq_server_info.remote(), name)
         storage.zmq_info = {rank: _answer(unit.get_zmq_server_info.remote(), name) for rank, unit in units.items()}
         _answer(controller.store_config.remote(settings), name)
     except BaseException:
         service.stop()
         raise
-    log.info("started the queue '%s' with %d storage processes", name, len(units))
+    log.info("started the queue '%s' with %d storage processes and %d for objects", name, len(units), len(keepers))
     return service
 
 
