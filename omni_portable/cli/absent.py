@@ -1,5 +1,5 @@
-"""What a run would stop at on this machine although its configuration is sound: files that are not here, and a run
-directory that is taken."""
+"""What a run would stop at on this machine although its configuration is sound: packages and files that are not here,
+and a run directory that is taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def absent_text(config: RunConfig) -> str:
     """A line for each thing, or one that says that there is none."""
     found = list(_absent(config))
     if not found:
-        return "model folder, prompt files and run directory: as a run needs them"
+        return "packages, model folder, prompt files and run directory: as a run needs them"
     return "\n".join(["a run would stop on this machine:", *(f"  {line}" for line in found)])
 
 
@@ -27,6 +27,8 @@ def _absent(config: RunConfig) -> Iterator[str]:
     folders = {"model.lora.path": config.model.lora.path}
     folders |= {f"model.teachers.{name}.lora": teacher.lora for name, teacher in config.model.teachers.items()}
     files = {"data.train": config.data.train, "data.validation": config.data.validation}
+    yield from _absent_packages("launcher", config.launcher.name, "launcher.name")
+    yield from _absent_packages("data_plane", config.dataplane.name, "dataplane.name")
     yield from (line for key, path in models.items() if path and (line := _absent_model(key, path)))
     yield from (line for key, path in folders.items() if path and (line := _absent_path(key, path, "folder")))
     yield from (line for key, path in files.items() if path and (line := _absent_path(key, path, "file")))
@@ -34,6 +36,27 @@ def _absent(config: RunConfig) -> Iterator[str]:
         refuse_second_run(run_directory(config), config.trainer.resume)
     except RunDirectoryError as error:
         yield f"{error.problem}: {error.remedy}"
+
+
+def _absent_packages(kind: str, name: str, key: str) -> Iterator[str]:
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    from omni_portable.contracts import registry
+
+    extra = registry.spec(kind, name).extra
+    try:
+        wanted = [Requirement(text) for text in requires("omni-portable") or []] if extra else []
+    except PackageNotFoundError:  # run from a source tree
+        return
+    for one in wanted:
+        if one.marker is None or one.marker.evaluate({"extra": ""}) or not one.marker.evaluate({"extra": extra}):
+            continue
+        try:
+            version(one.name)
+        except PackageNotFoundError:
+            yield f"{key}={name}: {one.name} is not installed: pip install 'omni-portable[{extra}]'"
 
 
 def _absent_model(key: str, path: str) -> str:

@@ -67,6 +67,7 @@ class Router:
         self._inflight = InFlight()
         self._waiting: list[asyncio.Future[None]] = []
         self._resubmitted = 0
+        self._own_restarts = 0.0  # of engines whose replica lived on
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -238,13 +239,15 @@ class Router:
     def statistics(self) -> dict[str, float]:
         """Figures of all replicas since the last call, and of the router itself."""
         found = self._ask(lambda engine: engine.statistics())
+        joined = joined_statistics(list(found.values()))
+        self._own_restarts += joined.get("perf/rollout/restarts", 0.0)
         own = {
             "perf/rollout/replicas": float(len(self._crew.seats)),
             "perf/rollout/resubmitted": float(self._resubmitted),
-            "perf/rollout/restarts": float(self._crew.restarted),
+            "perf/rollout/restarts": self._crew.restarted + self._own_restarts,
         }
         self._resubmitted = 0
-        return joined_statistics(list(found.values())) | own
+        return joined | own
 
     def close(self) -> None:
         """Wait for what is being restarted; the replicas themselves belong to their launcher."""

@@ -81,6 +81,9 @@ def run(config: RunConfig) -> RunOutcome:
     path = run_directory(config)
     refuse_second_run(path, config.trainer.resume)
     launcher = make_launcher(config)
+    for kind, names in (("data_plane", [config.dataplane.name]), ("logger", config.trainer.loggers)):
+        for name in names:
+            registry.load(kind, name)  # a package that it lacks is missed here, before there is a run directory
     prepared = prepare(config)
     with RunDirectory(path, config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)

@@ -104,7 +104,7 @@ def test_dry_run_says_what_is_not_on_this_machine(trained, capsys, tmp_path):
     assert main(["train", RECIPE, "--dry-run", "model.path=nobody/nothing"]) == 0
     assert "no download of that name in the hub's cache" in capsys.readouterr().out
     assert main(["train", RECIPE, "--dry-run", f"trainer.run_dir={tmp_path}/new"]) == 0
-    assert "model folder, prompt files and run directory: as a run needs them" in capsys.readouterr().out
+    assert "packages, model folder, prompt files and run directory: as a run needs them" in capsys.readouterr().out
 
 
 def test_dry_run_says_that_a_teacher_is_not_on_this_machine(capsys):

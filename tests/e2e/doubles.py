@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -60,6 +61,15 @@ class Brittle(Brightness):
         raise RuntimeError(f"cannot look at {sample.prompt!r}")
 
 
+class Hanging(Brightness):
+    """Never comes back from the samples it is told to."""
+
+    def wrong(self, sample: RewardSample, value: float) -> float:
+        print("hanging", flush=True)
+        threading.Event().wait()
+        return value
+
+
 class DiskFiller(Brightness):
     """Fills the disk when it meets the samples it is told to."""
 
@@ -81,9 +91,10 @@ SPECS = {
         "undefined": Undefined,
         "brittle": Brittle,
         "filler": DiskFiller,
+        "hanging": Hanging,
     }.items()
 }
-BRIGHTNESS, UNDEFINED, BRITTLE, FILLER = SPECS.values()
+BRIGHTNESS, UNDEFINED, BRITTLE, FILLER, HANGING = SPECS.values()
 
 
 def register(setitem: Callable[[dict, str, EntryPoint], None]) -> None:
@@ -91,3 +102,13 @@ def register(setitem: Callable[[dict, str, EntryPoint], None]) -> None:
     for name in SPECS:
         point = EntryPoint(name, f"{__name__}:{name.upper()}", registry.GROUPS["reward"])
         setitem(registry._entry_points("reward"), name, point)
+
+
+def installed(folder: Path) -> Path:
+    """The same for other processes: a package in a folder that belongs into their PYTHONPATH."""
+    info = folder / "doubles-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: doubles\nVersion: 1.0\n")
+    points = [f"{name} = {__name__}:{name.upper()}" for name in SPECS]
+    (info / "entry_points.txt").write_text("\n".join([f"[{registry.GROUPS['reward']}]", *points, ""]))
+    return folder

@@ -32,11 +32,15 @@ def descendants(pid: int, name: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def command(argv: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process of its own, on no cluster of this process; it and all that it started end here."""
+def command(argv: list[str], log: Path, job: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, on no cluster of this process; it and all that it started end here.
+
+    Args:
+        job: it leads a group of processes, as a terminal's foreground job does.
+    """
     own = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
     with open(log, "ab") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, env=own)
+        process = subprocess.Popen(argv, stdout=output, stderr=output, env=own, start_new_session=job)
     try:
         yield process
     finally:

@@ -292,6 +292,14 @@ def test_figures_add_up_and_means_are_weighted():
     assert joined == {"perf/rollout/batches": 4.0, "b/mean": 5.0, "b/min": 2.0, "b/max": 8.0, "s": 3.5}
 
 
+def test_restarts_count_engines_that_start_their_own_processes_again():
+    router, (first, _) = crew()
+    first.statistics = lambda: {"perf/rollout/batches": 1.0, "perf/rollout/restarts": 1.0}
+    assert router.statistics()["perf/rollout/restarts"] == 1
+    first.statistics = lambda: {"perf/rollout/batches": 1.0, "perf/rollout/restarts": 0.0}
+    assert router.statistics()["perf/rollout/restarts"] == 1, "since the run began, as of replicas"
+
+
 @pytest.mark.parametrize(
     ("operation", "before"),
     [("abort", ()), ("pause", ()), ("resume", ("pause",)), ("sleep", ("pause",)), ("wake", ("pause", "sleep"))],

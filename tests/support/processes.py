@@ -1,10 +1,11 @@
-"""Which processes still live; a process may end between any two questions about it."""
+"""Which processes still live, and what they hold; a process may end between any two questions about it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -26,3 +27,14 @@ def assert_gone(processes: Iterable[psutil.Process | int], within_s: float = LIM
     while left := [process for process in left if lives(process)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def named_memory(process: psutil.Process | int) -> set[str]:
+    """Files with a name in /dev/shm that it maps."""
+    pid = process if isinstance(process, int) else process.pid
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    mapped = {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
+    return {path for path in mapped if not path.endswith("(deleted)")}

@@ -16,6 +16,7 @@ ray = pytest.importorskip("ray")
 from omni_backends.launch.ray import RayOptions  # noqa: E402
 from omni_backends.launch.ray.engine import buckets  # noqa: E402
 from omni_backends.launch.ray.launcher import RayLauncher, check_versions  # noqa: E402
+from omni_backends.launch.ray.rewards import ScoringLimits  # noqa: E402
 from omni_backends.launch.ray.wire import value  # noqa: E402
 from omni_portable.contracts.errors import (  # noqa: E402
     ClusterError,
@@ -33,6 +34,7 @@ from omni_portable.reward.revival import RevivedRewards  # noqa: E402
 from omni_portable.rollout.codec import pack  # noqa: E402
 from omni_portable.rollout.router import Router  # noqa: E402
 from omni_portable.trainer.stages import reward_samples  # noqa: E402
+from tests.support.processes import assert_gone  # noqa: E402
 from tests.support.requests import make_request  # noqa: E402
 
 pytestmark = pytest.mark.ray
@@ -182,6 +184,24 @@ def test_rewards_in_another_process(launcher, tmp_path):
             await rewards.score_async(samples("die"))
 
     asyncio.run(run())
+
+
+def test_a_worker_that_answers_nothing_is_ended_and_its_successor_scores(launcher, tmp_path, monkeypatch):
+    monkeypatch.setattr("omni_backends.launch.ray.rewards.LONGEST_PAUSE_S", 0.0)
+    role = Role("reward", f"{HERE}:build_stuck", CPU, arguments={"mark": str(tmp_path / "mark")})
+    launcher.reserve([role])
+    first = launcher.start(role)
+    pid = ready_in(launcher, "reward-0")
+    first._limits = ScoringLimits(timeout_s=0.5, retries=0, answer_timeout_s=1.0)
+    rewards = RevivedRewards("reward-0", first, lambda: again(launcher, role, "reward-0"), 1)
+    assert asyncio.run(rewards.score_async(samples("ab", "c"))).total == [2.0, 1.0]
+    assert ready_in(launcher, "reward-0") != pid
+    assert_gone([pid])
+
+
+def test_a_worker_has_the_time_of_all_attempts_for_the_whole_and_for_each_group():
+    assert ScoringLimits(timeout_s=120.0, retries=0, answer_timeout_s=600.0).seconds({"g"}) == 600 + 2 * 150
+    assert ScoringLimits(timeout_s=10.0, retries=2, answer_timeout_s=1.0).seconds({"g", "h"}) == 1 + 3 * 3 * 40
 
 
 def test_media_go_from_rollout_to_rewards_without_the_trainer(launcher, monkeypatch):

@@ -59,7 +59,8 @@ class RayOptions:
     start_timeout_s: float = 900.0
     """Seconds that a worker may take to start and load its model."""
     answer_timeout_s: float = 600.0
-    """Seconds that a worker may take to answer a lifecycle call; drawing and scoring have no limit here."""
+    """Seconds that a worker may take to answer a lifecycle call, and to answer beyond what reward.timeout_s and
+    reward.retries give its scorers; drawing has no limit here."""
 
     def __post_init__(self) -> None:
         for role, what in itertools.product(("trainer", "actor", *REMOTE), LARGEST):

@@ -29,9 +29,10 @@ from omni_backends.launch.ray.own_device import check_first_device, on_this_mach
 from omni_backends.launch.ray.pools import Pool, check_room, demand, device_resource, local_cpus, pools
 from omni_backends.launch.ray.rank_host import RankHost
 from omni_backends.launch.ray.ranks import RankPool, StartedRank
-from omni_backends.launch.ray.rewards import RemoteRewards
+from omni_backends.launch.ray.rewards import RemoteRewards, ScoringLimits
 from omni_backends.launch.ray.teachers import RemoteTeacher
 from omni_backends.launch.ray.worker import Worker
+from omni_portable.config.schema import RewardConfig
 from omni_portable.contracts.errors import ClusterError, LifecycleError, OmniPortableError
 from omni_portable.contracts.launcher import Role
 from omni_portable.rollout.codec import pack
@@ -39,6 +40,8 @@ from omni_portable.rollout.codec import pack
 log = logging.getLogger(__name__)
 
 HOSTS = {"actor": RankHost, "rollout": RolloutHost, "reward": RewardHost, "teacher": TeacherHost}
+POLICY = ("timeout_s", "retries")
+"""Keys of the reward section that say how long scoring may take."""
 ROOM_S = 10.0
 """Seconds that other runs are given to return what they used."""
 CALLS_AT_ONCE = 32
@@ -241,7 +244,11 @@ class RayLauncher:
         log.info("'%s' runs in process %d", role.label, worker.pid)
         if role.name == "rollout":
             return RemoteRolloutEngine(worker, built["name"], math.ceil(self._options.bucket_mib * (1 << 20)))
-        return RemoteTeacher(worker) if role.name == "teacher" else RemoteRewards(worker)
+        if role.name == "teacher":
+            return RemoteTeacher(worker)
+        policy = {name: value for name, value in role.config.get("reward", {}).items() if name in POLICY}
+        own = replace(RewardConfig(), **policy)
+        return RemoteRewards(worker, ScoringLimits(own.timeout_s, own.retries, self._options.answer_timeout_s))
 
 
 def rank_log(role: Role, rank: int) -> Path | None:

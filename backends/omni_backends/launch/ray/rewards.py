@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ray.exceptions import ObjectLostError
 
@@ -12,24 +13,57 @@ from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import RewardError, WorkerLostError
 from omni_portable.contracts.reward import ComposedReward, RewardSample
+from omni_portable.reward.policy import LONGEST_PAUSE_S
 from omni_portable.rollout.codec import pack
+
+
+@dataclass(frozen=True)
+class ScoringLimits:
+    """What a worker takes at most for a set of samples, by the failure policy of its scorers: all attempts for all of
+    them, then for each group.
+
+    Args:
+        timeout_s / retries: of the policy.
+        answer_timeout_s: on top, for a worker that is well to answer.
+    """
+
+    timeout_s: float
+    retries: int
+    answer_timeout_s: float
+
+    def seconds(self, groups: Collection[str]) -> float:
+        """For samples of these groups."""
+        return self.answer_timeout_s + (1 + len(groups)) * (1 + self.retries) * (self.timeout_s + LONGEST_PAUSE_S)
 
 
 class RemoteRewards:
     """`Scoring` over a worker; samples and rewards travel as packed bytes, large media by reference.
 
-    Raises `WorkerLostError` once the process is gone; scoring leaves nothing behind and may be asked for again. Raises
-    `RewardError` where media are gone with the machine that drew them.
+    Raises `WorkerLostError` once the process is gone; scoring leaves nothing behind and may be asked for again. A
+    process that does not even say that a scorer is late (one that holds the interpreter, say, or that was stopped) is
+    ended, and counts as gone. Raises `RewardError` where media are gone with the machine that drew them.
+
+    Args:
+        limits: how long it may take.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, limits: ScoringLimits) -> None:
+        self._worker, self._limits = worker, limits
 
     async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward:
         sent, positions, references = addressed(samples)
         blob = await asyncio.to_thread(pack, [sent, positions])
         try:
-            answer = await self._worker.asked("score", blob, *references)
+            limit = self._limits.seconds({sample.group_id for sample in samples})
+            answer = await asyncio.wait_for(self._worker.asked("score", blob, *references), limit)
+        except TimeoutError as error:
+            self._worker.kill()
+            raise WorkerLostError(
+                f"'{self._worker.label}' neither scored {len(samples)} samples nor gave up within {limit:g} seconds; "
+                "its process is ended",
+                remedy="look into logs/ of the run directory; reward.timeout_s and launcher.options.answer_timeout_s "
+                "allow more time",
+            ) from error
         except WorkerLostError as error:
             if not isinstance(error.__cause__, ObjectLostError):
                 raise

@@ -124,13 +124,17 @@ class Worker:
             )
         return ClusterError(f"'{self.label}' cannot be called: {_first_line(error)}", remedy=f"see {self._log_file}")
 
+    def kill(self) -> None:
+        """End the process at once."""
+        ray.kill(self.actor)
+
     def end(self) -> None:
         """Ask the role to close itself if its process still answers, then end the process."""
         try:
             self.ask("close", timeout_s=10.0)
         except (OmniPortableError, RuntimeError) as error:
             log.info("'%s' did not close itself: %s", self.label, error)
-        ray.kill(self.actor)
+        self.kill()
 
 
 def _first_line(error: RayError) -> str:
