@@ -256,8 +256,9 @@ def test_a_process_that_dies_in_an_update_is_started_again_with_the_last_weights
     with pytest.raises(WeightSyncError, match=rf"process {process} .*killed by SIGKILL"):
         pair.engine.update_weights(Deadly(pair.stream()), version + 1)
     assert pair.engine.health().state is EngineState.PAUSED
-    assert pair.engine.health().detail["alive"]
+    assert not pair.engine.health().detail["alive"], "its replica may be replaced instead"
     assert pair.engine.weights_checksum() == held
+    assert pair.engine.health().detail["alive"]
     assert pair.sync() == version + 1
     assert len(pair.draw(pair.requests(2))) == 2
 
@@ -277,16 +278,15 @@ def test_full_updates_go_through_the_same_memory(engine_pair):
     assert all(holders(inode) == {os.getpid(), worker} for inode in used[-1])
 
 
-def test_a_process_that_died_between_calls_is_named_and_nothing_hangs(engine_pair):
+def test_a_process_that_died_between_calls_hangs_nobody_and_is_started_by_the_next_that_draws(engine_pair):
     pair = engine_pair("sd3")
     process = pair.engine.health().detail["process"]
     os.kill(process, signal.SIGKILL)
     started = time.monotonic()
-    with pytest.raises(LifecycleError, match=rf"process {process} .*killed by SIGKILL"):
-        pair.engine.pause()
+    pair.engine.pause()
     assert time.monotonic() - started < 30
     assert not pair.engine.health().detail["alive"]
-    assert pair.engine.health().state is EngineState.RUNNING
+    pair.engine.resume()
     assert len(pair.draw(pair.requests(2))) == 2
     assert pair.engine.health().detail["process"] != process
 
