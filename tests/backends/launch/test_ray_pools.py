@@ -249,8 +249,8 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     both = run("sync", replicas=2, rollout_devices=0)
     both.actor.engine, both.actor.world_size, both.device.name = "fsdp2", 2, "cuda"
     _check_launcher(both, Source())
+    both.rollout.replicas = 3
     with pytest.raises(ConfigError, match="replicas=3: .* shares the device of a rank, and actor.world_size=2"):
-        both.rollout.replicas = 3
         _check_launcher(both, Source())
     both.rollout.replicas, both.launcher.options["actor_devices"] = 2, 2.0
     with pytest.raises(ConfigError, match="actor_devices=2: a rank that shares its device .* has one"):
