@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from omni_portable.config.batches import resolve_batches
 from omni_portable.config.convert import Source
 from omni_portable.config.plugins import plugin_spec
@@ -10,7 +12,7 @@ from omni_portable.contracts.errors import ConfigError
 
 SYNC = "sync"
 ACTOR_TAGS = ("weights", "optimizer")
-"""What of an actor may sleep while its devices are lent."""
+"""What of an actor may sleep while rollout draws on its devices."""
 
 
 def check_mode(config: RunConfig, source: Source) -> None:
@@ -20,6 +22,7 @@ def check_mode(config: RunConfig, source: Source) -> None:
         ConfigError: names the keys and what to set.
     """
     check_hybrid(config, source)
+    _check_tags(config.trainer.actor_sleeps, "trainer.actor_sleeps", source)
     trainer, staleness = config.trainer, config.dataplane.max_staleness
     interval = source.describe("trainer.sync_interval", trainer.sync_interval)
     if trainer.mode == SYNC:
@@ -41,6 +44,13 @@ def check_mode(config: RunConfig, source: Source) -> None:
             "rollout goes on while the actor trains, so its engine cannot sleep",
             remedy="set rollout.sleep_level=0, or trainer.mode=sync",
         )
+    if trainer.actor_sleeps:
+        raise ConfigError(
+            f"{source.describe('trainer.actor_sleeps', trainer.actor_sleeps)}: under trainer.mode={trainer.mode} the "
+            "actor trains while rollout draws, so it cannot sleep",
+            remedy="leave trainer.actor_sleeps out (trainer.hybrid.actor_sleeps is for lent devices), or set "
+            "trainer.mode=sync",
+        )
     steps = resolve_batches(config).optimizer_steps
     if staleness == 0 and trainer.sync_interval > steps:
         raise ConfigError(
@@ -51,6 +61,12 @@ def check_mode(config: RunConfig, source: Source) -> None:
         )
 
 
+def _check_tags(tags: Sequence[str], key: str, source: Source) -> None:
+    for tag in tags:
+        if tag not in ACTOR_TAGS:
+            raise ConfigError(f"{source.describe(key, tags)}: an actor has no '{tag}'", choices=ACTOR_TAGS)
+
+
 def check_hybrid(config: RunConfig, source: Source) -> None:
     """Refuse lending where there is nothing to lend, or terms that contradict each other.
 
@@ -58,12 +74,7 @@ def check_hybrid(config: RunConfig, source: Source) -> None:
         ConfigError: names the keys and what to set.
     """
     hybrid = config.trainer.hybrid
-    for tag in hybrid.actor_sleeps:
-        if tag not in ACTOR_TAGS:
-            raise ConfigError(
-                f"{source.describe('trainer.hybrid.actor_sleeps', hybrid.actor_sleeps)}: an actor has no '{tag}'",
-                choices=ACTOR_TAGS,
-            )
+    _check_tags(hybrid.actor_sleeps, "trainer.hybrid.actor_sleeps", source)
     if not hybrid.enabled:
         return
     if config.trainer.mode == SYNC:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from omni_portable.config.batches import Batches, resolve_batches
+from omni_portable.config.colocation import beside_ranks, rank_processes
 from omni_portable.config.drawing import validation_changes
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.modes import SYNC
@@ -111,10 +112,12 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
 
 
 def _mode_lines(config: RunConfig) -> Sequence[str]:
-    """How rollout and training share time; nothing where they take turns."""
+    """How rollout and training share time; nothing where they take turns in one place."""
     trainer, hybrid = config.trainer, config.trainer.hybrid
     if trainer.mode == SYNC:
-        return []
+        replicas = f"{_several(config.rollout.replicas, 'rollout replica')} and the actor take turns"
+        ranks = _several(rank_processes(config), "rank")
+        return [f"  mode sync: {replicas} on the devices of its {ranks}"] if beside_ranks(config) else []
     again = "go on" if trained_kind(config) == "autoregressive" else "begin again"
     travel = f"interrupt requests, which {again} afterwards" if trainer.mode == "fully_async" else "wait for requests"
     versions = config.dataplane.max_staleness

@@ -299,6 +299,8 @@ class TrainerConfig:
     at the end of a round, at which the policy version grows by 1."""
     sync_attempts: int = 1
     """Times that weights are sent to rollout before a failed update stops the run; rollout rests meanwhile."""
+    actor_sleeps: list[str] = field(default_factory=list)
+    """What of the actor sleeps, with a copy on the host, while rollout draws ('sync'): 'weights', 'optimizer'."""
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     total_steps: int = 20
     """Rollouts (each with one or more optimizer steps)."""

@@ -27,6 +27,8 @@ class Role:
         ranks: processes that the role's engine works in beside the one that it is built in. A launcher that places
             processes starts them by the spawner that it adds to the `setup` of `here` (see `contracts.ranks`); under
             others they are children of that one.
+        beside: name of the role whose device it shares, by turns; a launcher that places processes puts replicas of
+            this role on the devices of different processes of that one, and starts them after it. '' shares none.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Role:
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
     ranks: int = 0
+    beside: str = ""
 
     @property
     def label(self) -> str:

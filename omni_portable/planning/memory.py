@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from omni_portable.config.modes import ACTOR_TAGS, SYNC
 from omni_portable.config.schema import RunConfig
 from omni_portable.planning import roles
 from omni_portable.planning.plan import PHASES, Change, Memory, MemoryStatus, Reason, Role
@@ -130,6 +131,14 @@ def _levers(setting: Setting, target: Target) -> list[Lever]:
     levers = []
     if setting.config.rollout.sleep_level == 0 and can_sleep(setting.config, 1):
         levers.append(_lever(("rollout.sleep_level=1",), lambda config: setattr(config.rollout, "sleep_level", 1)))
+    trainer = setting.config.trainer
+    if (
+        trainer.mode == SYNC
+        and not (setting.apart or trainer.actor_sleeps)
+        and target.profile.torch_device_type != "cpu"
+    ):
+        overrides = (f"trainer.actor_sleeps=[{','.join(ACTOR_TAGS)}]",)
+        levers.append(_lever(overrides, lambda config: setattr(config.trainer, "actor_sleeps", [*ACTOR_TAGS])))
     if not setting.config.actor.gradient_checkpointing:
         overrides = ("actor.gradient_checkpointing=true",)
         levers.append(_lever(overrides, lambda config: setattr(config.actor, "gradient_checkpointing", True)))

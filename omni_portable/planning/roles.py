@@ -7,6 +7,7 @@ AdamW with two fp32 moments; copies of the policy in fp32; one (micro-batch, ste
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from omni_portable.config.drawing import validation_changes, validation_rollout
 from omni_portable.config.teachers import pooled
@@ -24,9 +25,27 @@ LATENT_COPIES = 8
 
 def actor(setting: Setting) -> Role:
     """The train engine: the transformer alone, which is given conditioning with its trajectories."""
-    items = [*_weights(setting, setting.shards), *_optimizer(setting), *_policies(setting), *_teachers(setting)]
-    items += _passes(setting)
+    items = [*_asleep(setting, "weights"), *_asleep(setting, "optimizer"), *_passes(setting)]
     return Role("actor", "sharded" if setting.shards > 1 else "replicated", tuple(items))
+
+
+def _asleep(setting: Setting, tag: str) -> Iterator[Item]:
+    """What the actor holds under a tag; not there while rollout draws, where the tag sleeps then."""
+    sleeps = tag in setting.config.trainer.actor_sleeps
+    for item in _held(setting, tag):
+        phases = tuple(phase for phase in item.phases if phase not in ROLLOUT)
+        detail = f"{item.detail} (asleep while rollout draws)"
+        yield replace(item, detail=detail, phases=phases) if sleeps and set(ROLLOUT) & set(item.phases) else item
+
+
+def _held(setting: Setting, tag: str) -> Iterator[Item]:
+    """By tag of a train engine's sleep; copies of the policy go with the optimizer."""
+    if tag == "weights":
+        yield from _weights(setting, setting.shards)
+        yield from _teachers(setting)
+    else:
+        yield from _optimizer(setting)
+        yield from _policies(setting)
 
 
 def rollout(setting: Setting) -> Role:
@@ -62,11 +81,16 @@ def buffer(setting: Setting) -> Role:
 
 
 def host(setting: Setting) -> tuple[Item, ...]:
-    """What lies in the host's memory: trajectories, and a copy of what sleeps at level 1."""
+    """What lies in the host's memory: trajectories, and a copy of what sleeps at level 1, per device."""
     items = buffer(setting).items
     if setting.config.rollout.sleep_level == 1:
         copied = sum(item.bytes for item in _weights(setting, shards=1))
         items += (Item("sleeping weights", copied, "copy of the rollout engine's transformer", UPDATE),)
+    resting = [item for tag in setting.config.trainer.actor_sleeps for item in _held(setting, tag)]
+    if copied := sum(item.bytes for item in resting if set(ROLLOUT) & set(item.phases)):
+        items += (
+            Item("sleeping actor", copied, f"copy of its {' and '.join(setting.config.trainer.actor_sleeps)}", ROLLOUT),
+        )
     return items
 
 

@@ -119,6 +119,12 @@ class Crew:
             self.restarted += 1
             self.join(name, engine)
 
+    def complete(self) -> None:
+        """Wait for those that are being made, and let them join."""
+        while self._coming:
+            wait(self._coming.values())
+            self.collect()
+
     def latest(self) -> Latest:
         """The weights that all hold.
 

@@ -165,9 +165,11 @@ class Router:
         return ack
 
     def sleep(self, level: int = 1) -> Ack:
-        """Put every replica to sleep."""
+        """Put every replica to sleep. One that is being made anew is waited for, and sleeps then, too: whoever takes
+        their place on a device must not meet an engine that loads its model there."""
         ack = self._everywhere("sleep", lambda engine: engine.sleep(level))
         self._crew.state, self._crew.level, self._crew.woken = EngineState.ASLEEP, level, list[str]()
+        self._crew.complete()
         return ack
 
     def wake(self, tags: Sequence[str] = ("weights",)) -> Ack:

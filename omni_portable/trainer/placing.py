@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omni_portable.config.colocation import beside_ranks, rank_processes
 from omni_portable.config.plugins import plugin_options
 from omni_portable.config.schema import RunConfig
 from omni_portable.config.teachers import pooled
@@ -81,7 +82,10 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
             log=logs and logs / f"{name}-{replica}.log",
         )
 
-    rollouts = [role("rollout", replica, setup=setup) for replica in range(config.rollout.replicas)]
+    beside = "actor" if beside_ranks(config) else ""
+    rollouts = [
+        replace(role("rollout", replica, setup=setup), beside=beside) for replica in range(config.rollout.replicas)
+    ]
     workers = range(config.reward.workers if composer else 0)
     rewards = [role("reward", worker, composer=None if worker else composer) for worker in workers]
     teachers = [
@@ -90,12 +94,6 @@ def run_roles(setup: EngineSetup, composer: RewardComposer | None = None, logs: 
     ]
     actor = replace(role("actor", setup=setup), ranks=rank_processes(config))
     return [actor, *rollouts, *rewards, *teachers, *lent_roles(setup)]
-
-
-def rank_processes(config: RunConfig) -> int:
-    """Processes that the train engine works in beside the trainer's; 0 where it works in that one."""
-    spec = registry.spec("train_engine", config.actor.engine)
-    return config.actor.world_size if spec.capabilities.get("rank_processes") else 0
 
 
 def _teacher_names(config: RunConfig) -> list[str]:
@@ -189,10 +187,13 @@ def _exact(device: Device) -> str:
 
 
 def _start_all(launcher: Launcher, roles: Sequence[Role]) -> dict[str, Any]:
-    """Side by side: each loads a model. The actor's is loaded by this thread meanwhile."""
+    """Side by side: each loads a model. The actor's is loaded by this thread meanwhile; whoever shares a device with it
+    comes after it, so that an engine which looks at what is free finds what will be."""
     mine = [role for role in roles if role.name in ("actor", "lent")]
-    others = [role for role in roles if role not in mine]
-    with ThreadPoolExecutor(len(others)) as threads:
+    after = [role for role in roles if role.beside]
+    others = [role for role in roles if role not in (*mine, *after)]
+    with ThreadPoolExecutor(max(1, len(others) + len(after))) as threads:
         futures = {role.label: threads.submit(launcher.start, role) for role in others}
         handles = {role.label: launcher.start(role) for role in mine}
+        futures |= {role.label: threads.submit(launcher.start, role) for role in after}
     return handles | {label: future.result() for label, future in futures.items()}

@@ -42,6 +42,7 @@ FREE_KEYS = {
     "trainer.validation_images",
     "trainer.loggers",
     "trainer.progress",
+    "trainer.actor_sleeps",
     "trainer.hybrid",
     "trainer.sync_attempts",
     "teacher.placement",

@@ -40,6 +40,11 @@ LENT = "trainer.hybrid.enabled=true"
             (*ASYNC, LENT, "trainer.hybrid.actor_sleeps=[kv_cache]"),
             ("trainer.hybrid.actor_sleeps", "no 'kv_cache'", "weights, optimizer"),
         ),
+        (("trainer.actor_sleeps=[gradients]",), ("trainer.actor_sleeps", "no 'gradients'", "weights, optimizer")),
+        (
+            (*ASYNC, "trainer.actor_sleeps=[optimizer]"),
+            ("trainer.actor_sleeps", "trains while rollout draws", "trainer.hybrid.actor_sleeps"),
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_keys(recipe, overrides, parts):

@@ -1,4 +1,5 @@
-"""The packaged recipe with its actor in two Ray processes, one of which is killed, and continued."""
+"""The packaged recipe with its actor in two Ray processes, on the device of one of which rollout takes turns with it:
+one is killed, and the run continued."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.e2e.watching import descendants
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 LIMIT_S = 30.0
-RANKS = ("launcher.name=ray", "actor.engine=fsdp2", "actor.world_size=2")
+RANKS = ("launcher.name=ray", "actor.engine=fsdp2", "actor.world_size=2", "launcher.options.rollout_devices=0")
 
 
 def test_the_recipe_with_ranks_in_ray_of_which_one_is_killed(cluster, cli, workshop: Path, tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from omni_portable.contracts.errors import ConfigError, RunDirectoryError
 from omni_portable.planning.placement.advise import Request, advise
@@ -154,6 +155,17 @@ def test_a_run_gives_medians_without_its_warm_up(tmp_path: Path) -> None:
     assert costs.rollout_fixed == pytest.approx(3.0 / 12)
     assert costs.train_fixed == pytest.approx(2.0 / 12)
     assert (costs.reward, costs.sync) == (pytest.approx(0.25 / 12), 0.5)
+
+
+@pytest.mark.parametrize(("replicas", "devices"), [(4, 4), (1, 1)])
+def test_a_run_in_turn_on_the_devices_of_ranks_says_how_many(tmp_path: Path, replicas: int, devices: int) -> None:
+    run_dir = write_metrics(tmp_path / "run", "sync", [0.0] * 2)
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config["actor"] = {"world_size": 4}
+    config.setdefault("rollout", {})["replicas"] = replicas
+    config["launcher"] = {"options": {"rollout_devices": 0}}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    assert profile_of_run(run_dir).rows[0].placement.devices == devices
 
 
 def test_a_separate_run_has_devices_on_both_sides_and_counts_rounds_between_syncs(tmp_path: Path) -> None:

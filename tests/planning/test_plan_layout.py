@@ -77,5 +77,77 @@ def test_rollout_on_the_trainers_device_adds_up() -> None:
     assert plan.memory.phases == make_plan(RECIPE, "cuda:sm90").memory.phases
 
 
+SHARED = (
+    "launcher.name=ray",
+    "launcher.options.rollout_devices=0",
+    "actor.engine=fsdp2",
+    "actor.world_size=8",
+    "actor.micro_batch_size=8",
+)
+
+
+@pytest.mark.parametrize(("replicas", "waiting"), [(8, ""), (6, "2 of the actor's 8 devices wait while rollout draws")])
+def test_replicas_in_turn_with_ranks_add_up_on_their_devices(replicas: int, waiting: str) -> None:
+    overrides = [*SHARED, f"rollout.replicas={replicas}"]
+    plan = make_plan(RECIPE, "cuda:sm90", overrides=overrides, devices=8)
+    alone = make_plan(RECIPE, "cuda:sm90", overrides=["actor.micro_batch_size=8"])
+    assert (plan.verdict, plan.devices.used) == ("runs", 8)
+    assert f"{replicas} rollout replicas take turns with the actor, each on the device of a rank" in plan.devices.use
+    assert [warning.problem for warning in plan.warnings] == ([waiting] if waiting else [])
+    assert plan.memory.by_device == {}
+    actor, rollout = plan.memory.roles
+    assert sizes(plan, "rollout") == sizes(alone, "rollout"), "every device has a whole replica"
+    assert sizes(plan, "actor")["optimizer"] == -(-sizes(alone, "actor")["optimizer"] // 8)
+    for phase, size in plan.memory.phases.items():
+        assert size == actor.total(phase) + rollout.total(phase)  # type: ignore[arg-type]
+
+
+def test_what_sleeps_by_turns_leaves_the_others_phases() -> None:
+    shared = [*SHARED, "rollout.replicas=8"]
+    awake = make_plan(RECIPE, "cuda:sm90", overrides=shared).memory
+    overrides = [*shared, "trainer.actor_sleeps=[weights,optimizer]", "rollout.sleep_level=1"]
+    asleep = make_plan(RECIPE, "cuda:sm90", overrides=overrides).memory
+    actor, rollout = awake.roles
+    held = {item.name: item.bytes for item in actor.items if "rollout" in item.phases}
+    assert {"weights", "masters", "optimizer"} <= held.keys()
+    assert awake.phases["rollout"] - asleep.phases["rollout"] == sum(held.values())
+    transformer = next(item.bytes for item in rollout.items if item.name == "weights")
+    assert awake.phases["training"] - asleep.phases["training"] == transformer
+    assert awake.phases["weight_sync"] == asleep.phases["weight_sync"], "both are awake"
+    assert next(item.bytes for item in asleep.host if item.name == "sleeping actor") == sum(held.values())
+
+
+def test_sleep_of_the_actor_is_proposed_where_rollout_does_not_fit() -> None:
+    overrides = [*SHARED, "rollout.replicas=8", "rollout.sleep_level=1", "rollout.max_num_seqs=256"]
+    overrides += ["actor.micro_batch_size=1"]
+    plan = make_plan(RECIPE, "cuda:sm90", overrides=overrides)
+    assert plan.memory.peak_phase == "rollout"
+    tight = plan.memory.reserved_bytes + (plan.memory.peak_bytes or 0) - 1
+    changes = make_plan(RECIPE, "cuda:sm90", overrides=overrides, memory_bytes=tight).memory.changes
+    assert [change.fits for change in changes if change.overrides == ("trainer.actor_sleeps=[weights,optimizer]",)] == [
+        True
+    ]
+
+
+def test_taking_turns_on_devices_of_their_own_is_warned_of() -> None:
+    plan = make_plan(RECIPE, "cuda:sm90", overrides=["launcher.name=ray", *SHARED[2:], "rollout.replicas=8"])
+    assert plan.devices.used == 16
+    (warning,) = plan.warnings
+    assert "under trainer.mode=sync rollout and actor take turns" in warning.problem
+    assert "rollout_devices=0" in warning.remedy
+
+
+def test_ranks_of_the_local_launcher_have_a_device_each() -> None:
+    overrides = [*SHARED[2:], "actor.world_size=4"]
+    plan = make_plan(RECIPE, "cuda:sm90", overrides=overrides)
+    assert plan.devices.used == plan.devices.asked == 4
+    assert sizes(plan, "actor")["optimizer"] == -(-sizes(make_plan(RECIPE, "cuda:sm90"), "actor")["optimizer"] // 4)
+    (warning,) = plan.warnings
+    assert warning.problem == "3 of the actor's 4 devices wait while rollout draws"
+    assert "rollout_devices=0 rollout.replicas=4" in warning.remedy
+    assert make_plan(RECIPE, "cuda:sm90", overrides=overrides, devices=1).verdict == "cannot_run"
+    assert make_plan(RECIPE, "cpu", overrides=overrides).devices.used == 1
+
+
 def test_processes_on_a_cpu_share_it() -> None:
     assert ray("rollout.replicas=2", device="cpu", devices=1).memory.by_device == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 
 import pytest
 
@@ -187,6 +188,26 @@ def test_a_successor_that_comes_while_the_others_sleep_sleeps_too():
     router.update_weights(stream(1.0), 1)
     router.resume()
     assert late.health().policy_version == 1
+
+
+def test_whoever_is_being_made_anew_is_waited_for_before_all_count_as_asleep():
+    """What comes after may take their memory."""
+    made: list[Replica] = []
+
+    def restart(name: str) -> Replica:
+        time.sleep(0.2)
+        made.append(Replica(name))
+        return made[-1]
+
+    router, (first, second) = crew(2, restart=restart, restarts=2)
+    router.pause()
+    router.update_weights(stream(2.0), 5)
+    second.die()
+    assert router.sleep(1).operation == "sleep"
+    assert [replica.health().state.value for replica in (first, *made)] == ["asleep", "asleep"]
+    assert made[0].calls == ["pause", "update_weights", "sleep"]
+    assert router.replicas == ("rollout-0", "rollout-1")
+    router.close()
 
 
 def test_pause_aborts_what_is_out_and_what_waits():

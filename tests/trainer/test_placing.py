@@ -1,13 +1,16 @@
-"""Roles of a run: the engine that is lent lives with the actor, on the same device, and sleeps as configured."""
+"""Roles of a run: the engine that is lent lives with the actor, on the same device, and sleeps as configured; replicas
+that share devices with ranks are known as such."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from omni_backends.launch.ray import REMOTE, RayOptions
-from omni_portable.config.schema import HybridConfig
+from omni_portable.config.schema import HybridConfig, LauncherConfig
+from omni_portable.contracts.launcher import Role
 from omni_portable.models.setup import EngineSetup
-from omni_portable.trainer.placing import run_roles
+from omni_portable.trainer.placing import _start_all, run_roles
 from tests.support.engines import make_setup
 
 
@@ -33,6 +36,36 @@ def test_the_lent_engine_is_built_with_the_actor() -> None:
     assert (rollout["sleep_level"], rollout["replicas"]) == (2, 1)
     assert lent.here["setup"].config.rollout.sleep_level == 2
     assert actor.config["rollout"]["sleep_level"] == 0
+
+
+def shared_setup(**launcher: object) -> EngineSetup:
+    setup = make_setup()
+    actor = replace(setup.config.actor, engine="fsdp2", world_size=2)
+    options = {"rollout_devices": 0.0} | launcher
+    config = replace(setup.config, actor=actor, rollout=replace(setup.config.rollout, replicas=2))
+    return replace(setup, config=replace(config, launcher=LauncherConfig("ray", options)))
+
+
+def test_replicas_without_devices_of_their_own_are_beside_the_ranks() -> None:
+    beside = {role.label: role.beside for role in run_roles(shared_setup())}
+    assert beside == {"actor-0": "", "rollout-0": "actor", "rollout-1": "actor"}
+    assert {role.beside for role in run_roles(shared_setup(rollout_devices=1.0))} == {""}
+    assert {role.beside for role in run_roles(lending_setup())} == {""}, "no ranks"
+
+
+def test_whoever_shares_a_device_with_the_actor_starts_after_it() -> None:
+    begun: list[str] = []
+
+    class Recording:
+        def start(self, role: Role) -> str:
+            time.sleep(0.05 if role.name == "actor" else 0.0)
+            begun.append(role.name)
+            return role.label
+
+    roles = run_roles(shared_setup())
+    handles = _start_all(Recording(), roles)  # type: ignore[arg-type]
+    assert begun == ["actor", "rollout", "rollout"]
+    assert handles == {role.label: role.label for role in roles}
 
 
 def test_the_cluster_sets_nothing_aside_for_it() -> None:

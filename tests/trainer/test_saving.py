@@ -87,6 +87,7 @@ def test_every_free_key_exists() -> None:
         (lambda c: setattr(c.trainer, "total_steps", 999), True),
         (lambda c: setattr(c.trainer, "run_dir", "elsewhere"), True),
         (lambda c: setattr(c.rollout, "sleep_level", 2), True),
+        (lambda c: setattr(c.trainer, "actor_sleeps", ["optimizer"]), True),
         (lambda c: setattr(c.consistency, "probe", False), True),
         (lambda c: setattr(c.actor, "lr", 2e-4), False),
         (lambda c: setattr(c.trainer, "seed", 1), False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,28 @@ from omni_portable.trainer.modes.base import Server, push_weights
 from omni_portable.trainer.modes.sync import SyncTurns
 from tests.support.requests import make_group, make_request
 from tests.trainer.trainer_fakes import RecordingActor, RecordingEngine
+
+
+class SleepyActor(RecordingActor):
+    """It writes down its sleep among the calls of the rollout engine, and gives its weights only while awake."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls, self.asleep = calls, False
+
+    def sleep(self, level: int, tags: Sequence[str]) -> Ack:
+        self.calls.append(f"actor sleeps {level} {','.join(tags)}")
+        self.asleep = True
+        return Ack("sleep", 0)
+
+    def wake(self, tags: Sequence[str]) -> Ack:
+        self.calls.append(f"actor wakes {','.join(tags)}")
+        self.asleep = False
+        return Ack("wake", 0)
+
+    def weights(self, policy: str = "current") -> tuple[str, float]:
+        assert not self.asleep
+        return super().weights(policy)
 
 
 def make_turns(sleep_level: int = 0, version: int = 3) -> tuple[SyncTurns, RecordingActor, RecordingEngine, list[int]]:
@@ -55,6 +78,30 @@ def test_one_step_with_sleep(level: int) -> None:
 
     asyncio.run(step())
     assert engine.calls == ["pause", f"sleep {level}", "wake", "update current v4", "resume", "checksum"]
+
+
+def test_the_actor_sleeps_while_rollout_draws_and_wakes_when_it_has_made_room() -> None:
+    turns, _, engine, produced = make_turns(sleep_level=1)
+    actor = turns._server.actor = turns._server.proof._actor = SleepyActor(engine.calls)  # type: ignore[assignment]
+    turns._actor_sleeps = ("weights", "optimizer")
+
+    async def step() -> None:
+        await turns.fill(4)
+        assert actor.asleep
+        await turns.before_update()
+        assert not actor.asleep
+        await turns.publish(1)
+        async with turns.serving("ema"):
+            assert actor.asleep
+
+    asyncio.run(step())
+    assert produced == [4]
+    tags = "weights,optimizer"
+    taken = ["pause", "sleep 1", f"actor wakes {tags}", "wake", "update current v4", "resume", "checksum"]
+    average = ["pause", "update ema v5", "resume", "checksum", f"actor sleeps 1 {tags}", f"actor wakes {tags}"]
+    again = ["pause", "update current v6", "resume", "checksum"]
+    assert engine.calls == [f"actor sleeps 1 {tags}", *taken, *average, *again]
+    assert not actor.asleep, "a checkpoint may be written"
 
 
 def test_the_average_is_served_and_then_the_current_policy_again() -> None:

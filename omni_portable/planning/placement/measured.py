@@ -37,7 +37,8 @@ def profile_of_run(
 
     Args:
         run_dir: what training wrote; the run may go on, and its last line may be cut off.
-        devices / rollout_devices: that the run used; None takes 1, or 1 + 1 where rollout had its own.
+        devices / rollout_devices: that the run used; None takes 1 (or those of the actor's ranks, where each had a
+            rollout replica beside it), or 1 + 1 where rollout had its own.
         tensor_parallel: devices of one rollout replica.
 
     Raises:
@@ -50,7 +51,7 @@ def profile_of_run(
     prompts, samples = (_whole(run_dir, config, key, 1) for key in ("data.train_batch_size", "rollout.n"))
     placed: dict[str, Any] = {
         "mode": mode,
-        "devices": devices or (1 if mode == "sync" else 1 + (rollout_devices or 1)),
+        "devices": devices or (_in_turn(run_dir, config) if mode == "sync" else 1 + (rollout_devices or 1)),
         "tensor_parallel": tensor_parallel,
     }
     if mode != "sync":
@@ -103,6 +104,12 @@ def _whole(run_dir: Path, config: Mapping[str, Any], key: str, default: int) -> 
     if type(value) is not int or value < 0:
         raise RunDirectoryError(f"{run_dir / 'config.yaml'} is damaged: its {key} is {value!r}")
     return value
+
+
+def _in_turn(run_dir: Path, config: Mapping[str, Any]) -> int:
+    """Devices of a run in mode sync, as its configuration says."""
+    ranks, replicas = (_whole(run_dir, config, key, 1) for key in ("actor.world_size", "rollout.replicas"))
+    return ranks if ranks == replicas and _at(config, "launcher.options.rollout_devices", 1) == 0 else 1
 
 
 def _text(path: Path) -> str:

@@ -50,7 +50,7 @@ def make_turns(
 ) -> Turns:
     """The mode of a checked configuration (see `config.modes`)."""
     if config.trainer.mode == SYNC:
-        return SyncTurns(produce, server)
+        return SyncTurns(produce, server, cast("list[SleepTag]", config.trainer.actor_sleeps))
     lead = Lead(
         max_staleness=config.dataplane.max_staleness,
         sync_interval=config.trainer.sync_interval,

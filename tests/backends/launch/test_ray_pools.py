@@ -66,6 +66,53 @@ def test_ranks_of_an_actor_are_a_pool_of_their_own(device, each):
         check_room(wanted, room, [room])
 
 
+def shared(device: str, ranks: int, replicas: int) -> list[Role]:
+    beside = {"rollout": {"beside": "actor"}, "actor": {"ranks": ranks}}
+    return [replace(role, **beside.get(role.name, {})) for role in roles(device, replicas)]
+
+
+@pytest.mark.parametrize(
+    ("device", "each", "rank", "replica"),
+    [
+        ("cuda", {"CPU": 3.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 0.5}),
+        ("ascend:a3", {"CPU": 3.0, "NPU": 1.0}, {"CPU": 2.0, "NPU": 0.5}, {"CPU": 1.0, "NPU": 0.5}),
+        ("cpu", {"CPU": 3.0}, {"CPU": 2.0}, {"CPU": 1.0}),
+    ],
+)
+def test_a_rank_and_a_replica_share_what_one_of_them_would_have(device, each, rank, replica):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.pools import local_cpus, place, pools
+
+    options = RayOptions(rollout_devices=0, actor_cpus=3)
+    given = shared(device, 4, 4)
+    wanted = pools(given, options)
+    assert [(pool.name, pool.guest, pool.each, pool.replicas) for pool in wanted] == [
+        ("actor", "rollout", each, 4),
+        ("reward", "", {"CPU": 1.0}, 1),
+    ]
+    assert local_cpus(wanted, options) == 4 * 3 + 1 + 4
+    for at in range(4):
+        host, guest = (place(replace(role, replica=at), wanted, options) for role in given[:2])
+        assert (host.pool, host.bundle, host.takes) == ("actor", at, rank)
+        assert (guest.pool, guest.bundle, guest.takes) == ("actor", at, replica)
+    assert place(given[-1], wanted, options).pool == "reward"
+
+
+def test_two_ranks_and_two_replicas_fit_on_two_cpus_and_fewer_replicas_are_spread():
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.pools import check_room, place, pools
+
+    options = RayOptions(rollout_devices=0, reward_cpus=0)
+    wanted = pools(shared("cpu", 2, 2), options)
+    check_room(wanted, {"CPU": 2.0}, [{"CPU": 2.0}])
+    with pytest.raises(ClusterError, match=r"missing are 1 CPU \(of 2\).*actor with rollout: 2 x 1 CPU"):
+        check_room(wanted, {"CPU": 1.0}, [{"CPU": 2.0}])
+    for replicas, bundles in ((1, [0]), (2, [0, 4]), (3, [0, 2, 5])):
+        given = shared("cpu", 8, replicas)
+        found = [place(role, pools(given, options), options).bundle for role in given if role.name == "rollout"]
+        assert found == bundles
+
+
 def test_ranks_meet_on_the_first_ones_machine_and_count_their_neighbours():
     pytest.importorskip("ray")
     from omni_backends.launch.ray.ranks import places
@@ -102,8 +149,10 @@ def test_what_is_missing_is_said_by_resource_and_by_machine():
     wanted = pools(roles("cuda", 4), RayOptions(rollout_devices=2))
     big = {"CPU": 64.0, "GPU": 9.0}
     check_room(wanted, big, [big])
-    with pytest.raises(ClusterError, match=r"missing are 1 GPU \(of 9\); asked for are actor: 1 x 1 GPU; rollout: 4 x"):
+    found = r"missing are 1 GPU \(of 9\); asked for are actor: 1 x 1 GPU; rollout: 4 x"
+    with pytest.raises(ClusterError, match=found) as caught:
         check_room(wanted, big | {"GPU": 8.0}, [big])
+    assert "in mode sync launcher.options.rollout_devices=0 has rollout share the actor's" in caught.value.remedy
     small = {"CPU": 16.0, "GPU": 1.0}
     with pytest.raises(
         ClusterError, match="no machine of the Ray cluster is large enough for one worker of the pool r"
@@ -197,6 +246,21 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
         assert wrong.value.remedy == "set launcher.options.rollout_devices=2"
     parallel.device.name = "cpu"
     _check_launcher(parallel, Source())
+    both = run("sync", replicas=2, rollout_devices=0)
+    both.actor.engine, both.actor.world_size, both.device.name = "fsdp2", 2, "cuda"
+    _check_launcher(both, Source())
+    both.rollout.replicas = 3
+    with pytest.raises(ConfigError, match="replicas=3: .* shares the device of a rank, and actor.world_size=2"):
+        _check_launcher(both, Source())
+    both.rollout.replicas, both.launcher.options["actor_devices"] = 2, 2.0
+    with pytest.raises(ConfigError, match="actor_devices=2: a rank that shares its device .* has one"):
+        _check_launcher(both, Source())
+    del both.launcher.options["actor_devices"]
+    both.rollout.engine, both.rollout.options = "vllm", {"tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match="vllm works on 2 devices, and .* shares the one device of a rank"):
+        _check_launcher(both, Source())
+    both.device.name = "cpu"
+    _check_launcher(both, Source())
     parallel.device.name, parallel.launcher.options = "cuda", {"rollout_devices": 2}
     _check_launcher(parallel, Source())
     lent = run("separate_async")

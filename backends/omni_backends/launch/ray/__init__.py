@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from omni_portable.config.colocation import beside_ranks, check_colocation
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
@@ -29,9 +30,11 @@ class RayOptions:
     """Cluster to join: 'HOST:PORT' of its head, 'ray://HOST:PORT' of its client server, or 'auto' for the one that runs
     on this machine. Empty takes the environment's RAY_ADDRESS; without that, a cluster is started here for this run."""
     rollout_devices: float = 1.0
-    """Devices of one rollout replica; 0 shares the trainer's device. Processors are not counted as devices."""
+    """Devices of one rollout replica; 0 shares those of the actor (mode 'sync'): a rank's device, where the actor has
+    ranks, else the trainer's. Processors are not counted as devices."""
     rollout_cpus: float = 1.0
-    """CPUs that the cluster sets aside for one rollout replica."""
+    """CPUs that the cluster sets aside for one rollout replica; beside a rank, whose turn is another, the larger of
+    both."""
     reward_devices: float = 0.0
     """Devices of one reward worker."""
     reward_cpus: float = 1.0
@@ -96,8 +99,10 @@ class RayOptions:
 
         Raises:
             ConfigError: a mode in which rollout goes on while the actor trains, and no device for it; devices that are
-                to be lent, and are those of processes elsewhere; an engine of several devices beside another number.
+                to be lent, and are those of processes elsewhere; an engine of several devices beside another number;
+                replicas that find no rank to share a device with.
         """
+        check_colocation(config)
         check_parallel(self, config.device.name, config.rollout.options)
         engine = registry.spec("train_engine", config.actor.engine)
         if config.trainer.hybrid.enabled and engine.capabilities.get("rank_processes"):
@@ -111,6 +116,12 @@ class RayOptions:
                 f"launcher.options.rollout_devices=0: under trainer.mode={config.trainer.mode} rollout goes on while "
                 "the actor trains, and needs devices of its own",
                 remedy="set launcher.options.rollout_devices=1 or more, or trainer.mode=sync",
+            )
+        if self.actor_devices > 1 and beside_ranks(config):
+            raise ConfigError(
+                f"launcher.options.actor_devices={self.actor_devices:g}: a rank that shares its device with a rollout "
+                "replica (rollout_devices=0) has one",
+                remedy="set launcher.options.actor_devices=1, or rollout_devices=1 for devices of their own",
             )
 
 

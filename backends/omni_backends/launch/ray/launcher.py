@@ -26,7 +26,7 @@ from omni_backends.launch.ray.head import LOOK_S, Head
 from omni_backends.launch.ray.host import RewardHost, RolloutHost, TeacherHost, versions
 from omni_backends.launch.ray.logs import LogCollector
 from omni_backends.launch.ray.own_device import check_first_device, on_this_machine
-from omni_backends.launch.ray.pools import Pool, check_room, demand, device_resource, local_cpus, pools
+from omni_backends.launch.ray.pools import Pool, check_room, device_resource, local_cpus, place, pools
 from omni_backends.launch.ray.rank_host import RankHost
 from omni_backends.launch.ray.ranks import RankPool, StartedRank
 from omni_backends.launch.ray.rewards import RemoteRewards, ScoringLimits
@@ -61,6 +61,7 @@ class RayLauncher:
         self._options = options
         self._here = LocalLauncher()
         self._connection: Connection | None = None
+        self._pools: list[Pool] = []
         self._groups: dict[str, PlacementGroup] = {}
         self._workers: dict[str, Worker] = {}
         self._head: Head | None = None
@@ -86,7 +87,7 @@ class RayLauncher:
             if role.name == "rollout":
                 engine = role.config.get("rollout", {}).get("options", {})
                 check_parallel(self._options, str(role.config["device"]["name"]), engine)
-        wanted = pools(roles, self._options)
+        wanted = self._pools = pools(roles, self._options)
         self._connection = connect(self._options, local_cpus(wanted, self._options))
         self._head = Head(self._connection.address, self._connection.started)
         self._find_room(wanted)
@@ -209,9 +210,10 @@ class RayLauncher:
         return StartedRank(worker, shared, facts)
 
     def _actor(self, role: Role) -> Worker:
-        if role.name not in self._groups and demand(role, self._options):
+        at = place(role, self._pools, self._options)
+        if at.pool not in self._groups and at.takes:
             raise LifecycleError(f"the role '{role.label}' was not reserved", remedy="reserve all roles first")
-        asked = demand(role, self._options)
+        asked = dict(at.takes)
         settings: dict[str, Any] = {
             "num_cpus": asked.pop("CPU", 0),
             "num_gpus": asked.pop("GPU", 0),
@@ -220,9 +222,9 @@ class RayLauncher:
             "max_restarts": 0,
             "runtime_env": {"env_vars": dict(role.environment)},
         }
-        if role.name in self._groups:
+        if at.pool in self._groups:
             settings["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._groups[role.name], placement_group_bundle_index=role.replica
+                self._groups[at.pool], placement_group_bundle_index=at.bundle
             )
         actor = ray.remote(HOSTS[role.name]).options(**settings).remote()
         where = str(role.log) if role.log else "Ray's session directory"

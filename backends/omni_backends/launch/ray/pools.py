@@ -41,28 +41,79 @@ class Pool:
 
     Args:
         here: they use devices of the trainer's machine.
+        guest / guests: name of the role that shares it and its replicas, '' and 0 where none does.
+        guest_cpus: that one of them takes.
     """
 
     name: str
     each: Resources
     replicas: int
     here: bool = False
+    guest: str = ""
+    guests: int = 0
+    guest_cpus: float = 0.0
 
     def describe(self) -> str:
         what = " and ".join(f"{amount:g} {name}" for name, amount in self.each.items()) or "nothing"
-        return f"{self.name}: {self.replicas} x {what}"
+        return f"{self.name}{f' with {self.guest}' if self.guest else ''}: {self.replicas} x {what}"
 
 
 def pools(roles: Sequence[Role], options: RayOptions) -> list[Pool]:
-    """The roles by name, in their order."""
+    """The roles by name, in their order; those that share devices of another are in its pool."""
     counts: Counter[str] = Counter()
     for role in roles:
         counts[role.name] += role.ranks or 1
     first = {role.name: role for role in reversed(roles)}
-    return [
-        Pool(name, demand(first[name], options), count, here=name not in REMOTE and not first[name].ranks)
-        for name, count in counts.items()
-    ]
+    guests = {role.beside: role for role in first.values() if role.beside}
+    found = []
+    for name, count in counts.items():
+        role, here = first[name], name not in REMOTE and not first[name].ranks
+        if (guest := guests.get(name)) is not None:
+            cpus = demand(guest, options).get(CPU, 0.0)
+            each = shared(role, guest, options)
+            found.append(Pool(name, each, count, here, guest.name, counts[guest.name], cpus))
+        elif not role.beside:
+            found.append(Pool(name, demand(role, options), count, here))
+    return found
+
+
+def shared(role: Role, guest: Role, options: RayOptions) -> Resources:
+    """What one process of a role and one of its guest ask for together: they take turns, on the same device and on the
+    CPUs of the larger."""
+    own, other = demand(role, options), demand(guest, options)
+    cpus = max(own.get(CPU, 0.0), other.get(CPU, 0.0))
+    return ({CPU: cpus} if cpus else {}) | {name: amount for name, amount in own.items() if name != CPU}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process goes.
+
+    Args:
+        pool / bundle: which pool, and which of the bundles that it consists of.
+        takes: of the bundle.
+    """
+
+    pool: str
+    bundle: int
+    takes: Resources
+
+
+def place(role: Role, wanted: Sequence[Pool], options: RayOptions) -> Place:
+    """The place of a replica, or of a rank (which is given as a replica), among pools that were reserved.
+
+    Guests are spread over the bundles evenly. In a shared bundle each process takes half of the device, so that Ray
+    shows it to both; the guest takes its CPUs, by which Ray gives it threads, and the rank, which is told its number of
+    threads, what is left of them.
+    """
+    own = demand(role, options)
+    pool = next((pool for pool in wanted if pool.guests and role.name in (pool.name, pool.guest)), None)
+    if pool is None:
+        return Place(role.name, role.replica, own)
+    takes = {name: amount / 2 for name, amount in pool.each.items() if name != CPU}
+    if role.name == pool.guest:
+        return Place(pool.name, role.replica * pool.replicas // pool.guests, takes | {CPU: own.get(CPU, 0.0)})
+    return Place(pool.name, role.replica, takes | {CPU: pool.each.get(CPU, 0.0) - pool.guest_cpus})
 
 
 def local_cpus(wanted: Sequence[Pool], options: RayOptions) -> int:
@@ -88,11 +139,13 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
     if missing:
         lacks = ", ".join(f"{amount:g} {name} (of {total[name]:g})" for name, amount in missing.items())
         has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in total)
+        turns = "rollout" in {pool.name for pool in wanted} and any(name != CPU for name in missing)
+        share = "; in mode sync launcher.options.rollout_devices=0 has rollout share the actor's devices"
         raise ClusterError(
             f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
             f"{asked}; free are {has} on {len(nodes)} machines",
             remedy="add machines, end other jobs, or lower actor.world_size, rollout.replicas, reward.workers, "
-            "teacher.workers or what each of them is given in launcher.options",
+            f"teacher.workers or what each of them is given in launcher.options{share if turns else ''}",
         )
     for pool in wanted:
         if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):
