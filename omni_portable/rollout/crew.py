@@ -20,7 +20,7 @@ from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RecallableUpdates, RolloutEngine
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
-from omni_portable.rollout.fanout import Answers, call_all, check_acks
+from omni_portable.rollout.fanout import Answers, call_all, check_acks, give_up
 from omni_portable.rollout.seats import Seat
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Crew:
     thread next looks.
 
     Args:
-        replicas / restart / restarts / keep: as in :class:`omni_portable.rollout.router.Router`.
+        replicas / restart / restarts / keep / abandon: as in :class:`omni_portable.rollout.router.Router`.
     """
 
     def __init__(
@@ -48,12 +48,14 @@ class Crew:
         restart: Callable[[str], RolloutEngine] | None,
         restarts: int,
         keep: bool = False,
+        abandon: Callable[[str], object] | None = None,
     ) -> None:
         self.seats = {name: Seat(name, engine) for name, engine in replicas.items()}
         self.state, self.version = EngineState.RUNNING, 0
         self.level, self.woken = 0, list[str]()
         self.restarted = 0
         self._restart, self._left = restart, restarts if restart else 0
+        self._abandon = abandon or (lambda name: None)
         self._keep = keep or restart is not None
         self._coming: dict[str, Future[RolloutEngine]] = {}
         self._latest: tuple[WeightManifest, dict[str, torch.Tensor]] | None = None
@@ -262,7 +264,8 @@ class Crew:
             future.add_done_callback(lambda _: call())
 
     def close(self) -> None:
-        """Wait for what is being made."""
+        """Give up what is being made."""
+        give_up({future: name for name, future in self._coming.items()}, self._abandon)
         self._threads.shutdown(wait=True)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from omni_portable.contracts.errors import LifecycleError, OmniPortableError, WeightSyncError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import RolloutEngine
 
 Answer = TypeVar("Answer")
+Key = TypeVar("Key")
+
+AGAIN_S = 1.0
 
 
 @dataclass
@@ -48,6 +51,15 @@ def call_all(replicas: Mapping[str, RolloutEngine], call: Callable[[RolloutEngin
         else:
             raise error
     return answers
+
+
+def give_up(starting: Mapping[Future[Any], Key], stop: Callable[[Key], object]) -> None:
+    """Stop what is being started in other threads, again and again until all have come to an end: what is stopped
+    before it has a process is not stopped by that."""
+    while pending := [future for future in starting if not future.done()]:
+        for future in pending:
+            stop(starting[future])
+        wait(pending, timeout=AGAIN_S)
 
 
 def named(error: Exception, replica: str) -> Exception:

@@ -46,6 +46,7 @@ class Router:
         attempts: times that a piece is handed out at most.
         restart: makes a new engine for a name whose process is gone; None where lost replicas stay away.
         restarts: of all replicas together.
+        abandon: ends what `restart` is making of this name, so that nobody waits for it.
         keep: remember the last weights on the host even where nothing is restarted, for :meth:`latest`.
     """
 
@@ -59,11 +60,12 @@ class Router:
         restart: Callable[[str], RolloutEngine] | None = None,
         restarts: int = 0,
         keep: bool = False,
+        abandon: Callable[[str], object] | None = None,
     ) -> None:
         self.name = next(iter(replicas.values())).name
         self._piece_size = piece_size if len(replicas) > 1 else 0
         self._capacity, self._attempts = capacity, attempts
-        self._crew = Crew(replicas, restart, restarts, keep)
+        self._crew = Crew(replicas, restart, restarts, keep, abandon)
         self._inflight = InFlight()
         self._waiting: list[asyncio.Future[None]] = []
         self._resubmitted = 0
@@ -252,7 +254,7 @@ class Router:
         return joined | own
 
     def close(self) -> None:
-        """Wait for what is being restarted; the replicas themselves belong to their launcher."""
+        """Give up what is being restarted; the replicas themselves belong to their launcher."""
         self._crew.close()
 
     async def _piece(self, items: Sequence[Item]) -> dict[str, AnyTrajectory]:

@@ -25,6 +25,7 @@ from omni_portable.contracts.training import TrainEngine
 from omni_portable.models.setup import EngineSetup
 from omni_portable.reward.compose import RewardComposer
 from omni_portable.reward.revival import RevivedRewards
+from omni_portable.rollout.fanout import give_up
 from omni_portable.rollout.router import Router
 from omni_portable.trainer.teaching import RevivedTeacher
 
@@ -150,6 +151,7 @@ def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_
         restart=(lambda label: restarted(launcher, by_label[label])) if apart else None,
         restarts=config.launcher.restarts,
         keep=bool(guests),
+        abandon=lambda label: launcher.stop(by_label[label]),
     )
     stack.callback(router.close)
     if not apart:
@@ -188,12 +190,17 @@ def _exact(device: Device) -> str:
 
 def _start_all(launcher: Launcher, roles: Sequence[Role]) -> dict[str, Any]:
     """Side by side: each loads a model. The actor's is loaded by this thread meanwhile; whoever shares a device with it
-    comes after it, so that an engine which looks at what is free finds what will be."""
+    comes after it, so that an engine which looks at what is free finds what will be. Where one cannot start, the others
+    are not waited for."""
     mine = [role for role in roles if role.name in ("actor", "lent")]
     after = [role for role in roles if role.beside]
     others = [role for role in roles if role not in (*mine, *after)]
     with ThreadPoolExecutor(max(1, len(others) + len(after))) as threads:
-        futures = {role.label: threads.submit(launcher.start, role) for role in others}
-        handles = {role.label: launcher.start(role) for role in mine}
-        futures |= {role.label: threads.submit(launcher.start, role) for role in after}
-    return handles | {label: future.result() for label, future in futures.items()}
+        starting = {threads.submit(launcher.start, role): role for role in others}
+        try:
+            handles = {role.label: launcher.start(role) for role in mine}
+            starting |= {threads.submit(launcher.start, role): role for role in after}
+            return handles | {role.label: future.result() for future, role in starting.items()}
+        except BaseException:  # the command is stopped, or one of them cannot start
+            give_up(starting, launcher.stop)
+            raise

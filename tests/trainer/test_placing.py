@@ -3,11 +3,17 @@ that share devices with ranks are known as such."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from omni_backends.launch.ray import REMOTE, RayOptions
 from omni_portable.config.schema import HybridConfig, LauncherConfig
+from omni_portable.contracts.errors import ConfigError, WorkerLostError
 from omni_portable.contracts.launcher import Role
 from omni_portable.models.setup import EngineSetup
 from omni_portable.trainer.placing import _start_all, run_roles
@@ -73,3 +79,32 @@ def test_the_cluster_sets_nothing_aside_for_it() -> None:
 
     lent = [pool for pool in pools(run_roles(lending_setup(enabled=True)), RayOptions()) if pool.name == "lent"]
     assert [(pool.replicas, pool.each) for pool in lent] == [(1, {})]
+
+
+class Slow:
+    """Starts the actor when the others have begun, and these only once they are stopped."""
+
+    def __init__(self, fails: Callable[[], BaseException]) -> None:
+        self.fails, self.begun, self.stopped = fails, threading.Semaphore(0), threading.Event()
+        self.asked: set[str] = set()
+
+    def start(self, role: Role) -> object:
+        if role.name != "actor":
+            self.begun.release()
+            assert self.stopped.wait(60)
+            raise WorkerLostError(f"the process of '{role.label}' is gone")
+        assert all(self.begun.acquire(timeout=60) for _ in range(2))
+        raise self.fails()
+
+    def stop(self, role: Role) -> None:
+        self.asked.add(role.label)
+        if self.asked == {"rollout-0", "rollout-1"}:
+            self.stopped.set()
+
+
+@pytest.mark.parametrize("fails", [KeyboardInterrupt, ConfigError])
+def test_a_start_that_is_broken_off_waits_for_nobody(fails: type[BaseException]) -> None:
+    launcher = Slow(partial(fails, "stopped"))
+    with pytest.raises(fails):
+        _start_all(launcher, run_roles(lending_setup()))  # type: ignore[arg-type]
+    assert launcher.asked == {"rollout-0", "rollout-1"}

@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -125,6 +127,24 @@ def test_rows_that_somebody_began_to_remove_are_removed_and_the_others_stay(atta
 
     asyncio.run_coroutine_threadsafe(begin(), plane._rows._loop).result(60)
     assert [tag.group_id for tag in attach().tags()] == ["b"]
+
+
+def test_a_call_that_is_under_way_when_the_queue_is_left_ends_with_an_error(attach, monkeypatch):
+    plane, begun = attach(answer_timeout_s=1e6), threading.Event()
+
+    async def never(*arguments):
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(plane._rows._client, "async_kv_list", never)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(plane.tags)
+        assert begun.wait(60)
+        plane._rows.close()
+        with pytest.raises(ClusterError, match="'tests' was left by this process before it answered"):
+            call.result(60)
+    with pytest.raises(ClusterError, match="was left"):
+        plane.tags()
 
 
 def ended(plane: TransferQueuePlane) -> None:

@@ -13,7 +13,7 @@ import torch
 
 ray = pytest.importorskip("ray")
 
-from omni_backends.launch.ray import RayOptions  # noqa: E402
+from omni_backends.launch.ray import RayOptions, rewards  # noqa: E402
 from omni_backends.launch.ray.engine import buckets  # noqa: E402
 from omni_backends.launch.ray.launcher import RayLauncher, check_versions  # noqa: E402
 from omni_backends.launch.ray.rewards import ScoringLimits  # noqa: E402
@@ -30,6 +30,7 @@ from omni_portable.contracts.media import DistantArtifact  # noqa: E402
 from omni_portable.contracts.reward import RewardSample  # noqa: E402
 from omni_portable.contracts.rollout import RolloutEngine, StagedUpdates  # noqa: E402
 from omni_portable.models.weights import NamedTensorStream, make_stream  # noqa: E402
+from omni_portable.reward import policy  # noqa: E402
 from omni_portable.reward.revival import RevivedRewards  # noqa: E402
 from omni_portable.rollout.codec import pack  # noqa: E402
 from omni_portable.rollout.router import Router  # noqa: E402
@@ -200,6 +201,7 @@ def test_a_worker_that_answers_nothing_is_ended_and_its_successor_scores(launche
 
 
 def test_a_worker_has_the_time_of_all_attempts_for_the_whole_and_for_each_group():
+    assert rewards.LONGEST_PAUSE_S == policy.LONGEST_PAUSE_S
     assert ScoringLimits(timeout_s=120.0, retries=0, answer_timeout_s=600.0).seconds({"g"}) == 600 + 2 * 150
     assert ScoringLimits(timeout_s=10.0, retries=2, answer_timeout_s=1.0).seconds({"g", "h"}) == 1 + 3 * 3 * 40
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,7 @@ class Rows:
 
     def __init__(self, service: Service, timeout_s: float) -> None:
         self._name, self._timeout_s = service.name, timeout_s
+        self._leaving, self._left = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="transferqueue", daemon=True)
         self._thread.start()
@@ -107,10 +108,14 @@ class Rows:
         return self._loop.is_closed()
 
     def close(self) -> None:
-        """Leave the queue; what is stored stays there."""
+        """Leave the queue; what is stored stays there. Calls of other threads that are under way end with an error: a
+        program that is stopped in the middle of one must not wait for it."""
+        with self._leaving:
+            self._left = True
         if not self.closed:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.run_until_complete(_cancel_all())
             self._client.close()
             self._loop.close()
 
@@ -141,11 +146,20 @@ class Rows:
         return self._answer(self._begin(call))
 
     def _begin(self, call: Coroutine[Any, Any, Result]) -> Future[Result]:
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, self._timeout_s), self._loop)
+        with self._leaving:
+            if self._left:
+                call.close()
+                raise self._gone()
+            return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, self._timeout_s), self._loop)
+
+    def _gone(self) -> ClusterError:
+        return ClusterError(f"the queue '{self._name}' was left by this process before it answered")
 
     def _answer(self, future: Future[Result]) -> Result:
         try:
             return future.result()
+        except CancelledError as error:
+            raise self._gone() from error
         except TimeoutError as error:
             raise ClusterError(
                 f"the queue '{self._name}' did not answer within {self._timeout_s:g} seconds: its controller or a "
@@ -171,3 +185,10 @@ def together(tags: Sequence[Tag]) -> list[list[int]]:
             size, here = tag[SIZE], tag[HERE]
         portions[-1].append(position)
     return portions
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,8 +13,10 @@ from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import RewardError, WorkerLostError
 from omni_portable.contracts.reward import ComposedReward, RewardSample
-from omni_portable.reward.policy import LONGEST_PAUSE_S
 from omni_portable.rollout.codec import pack
+
+LONGEST_PAUSE_S = 30.0
+"""Between two attempts, as the scorers' failure policy has it."""
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,12 @@ class Worker:
 
     def _wait(self, reference: Any, limit_s: float, late: str) -> Any:
         deadline = time.monotonic() + limit_s
-        while not ray.wait([reference], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
+        while time.monotonic() <= deadline:
             self.require_cluster()
-            if time.monotonic() > deadline:
-                remedy = f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time"
-                raise ClusterError(late, remedy=remedy)
-        return ray.get(reference)
+            if ray.wait([reference], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
+                return ray.get(reference)
+        remedy = f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time"
+        raise ClusterError(late, remedy=remedy)
 
     async def asked(self, method: str, *arguments: Any) -> bytes:
         """As :meth:`ask`, without blocking the event loop and without a limit of time; the packed answer."""
@@ -108,8 +108,11 @@ class Worker:
     def require_cluster(self) -> None:
         """
         Raises:
-            ClusterError: it is gone; no call may be made any more.
+            ClusterError: it is gone, or this process has left it (Ray would start another one then, open to all); no
+                call may be made any more.
         """
+        if not ray.is_initialized():
+            raise ClusterError(f"'{self.label}' cannot be called: this process has left the Ray cluster")
         if self._head is not None and self._head.gone is not None:
             raise self._head.gone
 
@@ -129,9 +132,10 @@ class Worker:
         ray.kill(self.actor)
 
     def end(self) -> None:
-        """Ask the role to close itself if its process still answers, then end the process."""
+        """Ask the role to close itself if it was ready and its process still answers, then end the process."""
         try:
-            self.ask("close", timeout_s=10.0)
+            if self.pid:
+                self.ask("close", timeout_s=10.0)
         except (OmniPortableError, RuntimeError) as error:
             log.info("'%s' did not close itself: %s", self.label, error)
         self.kill()
