@@ -188,8 +188,8 @@ class _Packer:
             if known not in self._brought:  # held on to, so that its address stays its own
                 self._brought[known] = tensor.here()
             return {_KIND: "tensor", "name": self._keep(self._brought[known])}
-        source, index = self._bundles.place(tensor)
-        return {_KIND: "distant", "source": source, "index": index} | described(tensor)
+        source, number = self._bundles.place(tensor)
+        return {_KIND: "distant", "source": source, "number": number} | described(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> str:
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
@@ -221,9 +221,11 @@ class _Found:
         return self._tensors[name]
 
     def distant(self, tree: Mapping[str, Any]) -> DistantTensor:
-        place = (int(tree["source"]), int(tree["index"]))
+        place = (int(tree["source"]), int(tree["number"]))
         if place not in self._distant:
             source, shape = self._sources[place[0]], [int(extent) for extent in tree["shape"]]
+            if min(*shape, *place, 0) < 0:
+                raise ValueError(f"a distant tensor at {place} cannot have the shape {shape}")
             self._distant[place] = DistantTensor(shape, DTYPES[tree["dtype"]], source, place[1])
         return self._distant[place]
 

@@ -96,6 +96,16 @@ def test_a_place_without_a_source_is_refused() -> None:
         unpack(pack(Source(torch.zeros(3)).distant(), Bundles()))
 
 
+def test_an_impossible_place_or_shape_is_refused() -> None:
+    source = Source(torch.zeros(33))
+    bundles = Bundles()
+    blob = pack(source.distant(), bundles)
+    for wrong in (blob.replace(b"[33]", b"[-3]"), blob.replace(b'number\\": 0', b'number\\":-1')):
+        assert wrong != blob
+        with pytest.raises(DataError, match="cannot be read"):
+            unpack(wrong, bundles.sources)
+
+
 def test_elements_that_do_not_fit_are_refused() -> None:
     wrong = DistantTensor((4,), torch.float32, Source(torch.zeros(3)), 0)
     with pytest.raises(ValueError, match="impossible"):
