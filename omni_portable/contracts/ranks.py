@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,12 @@ class RankPlace:
     interface: str = ""
 
 
-Serve = Callable[[bytes], bytes]
-"""Answers one message of the engine's driver; what it raises is an error of the program."""
+Parts: TypeAlias = "Sequence[memoryview]"
+"""What another process holds of one sample, or of several: rows of bytes that nobody writes to."""
+
+Serve = Callable[[bytes, Sequence[Parts]], bytes]
+"""Answers one message of the engine's driver, to which further parts may belong; what it raises is an error of the
+program."""
 
 RankEntry = Callable[[bytes, RankPlace], tuple[bytes, Serve | None]]
 """What an engine names as 'module:function' for its processes to run first: (what the driver sent, place) -> (first
@@ -55,8 +59,12 @@ class RankProcesses(Protocol):
         """Have every process run the entry ('module:function', a `RankEntry`)."""
         ...
 
-    def send(self, rank: int, message: bytes) -> None:
+    def send(self, rank: int, message: bytes, sources: Sequence[object] = ()) -> None:
         """
+        Args:
+            sources: of distant tensors that the message leaves out (`rollout.distant.TensorSource`), in the order of
+                the parts that the process gets with it.
+
         Raises:
             WorkerLostError: the process is gone.
         """

@@ -33,7 +33,8 @@ from omni_portable.contracts.rollout import (
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import TokenPrefix, TokenRequest, TokenTrajectory
 from omni_portable.contracts.weights import LoraInfo, TensorInfo, WeightManifest
-from omni_portable.rollout.blob import Buffer, described, filled, flat_bytes, join_tensors, split_tensors
+from omni_portable.rollout.blob import DTYPES, Buffer, described, filled, flat_bytes, join_tensors, split_tensors
+from omni_portable.rollout.distant import Bundles, DistantTensor, TensorSource
 
 TYPES: Mapping[str, type] = {
     kind.__name__: kind
@@ -77,48 +78,54 @@ Place: TypeAlias = "tuple[Place, str] | tuple[()]"
 _KIND = "__kind__"
 
 
-def pack(value: Any) -> bytes:
+def pack(value: Any, bundles: Bundles | None = None) -> bytes:
     """Any nesting of the dataclasses of :data:`TYPES`, mappings with str keys, lists, tuples, tensors, bytes, numbers,
     text and None, as bytes.
 
     A tensor that occurs several times (the conditioning that a group shares) is stored once. Views are stored without
     the rest of their storage; tensors come back on the CPU.
 
+    Args:
+        bundles: of distant tensors only the places are packed, and their sources collected here; None fetches them.
+
     Raises:
         DataError: names the place of a value that cannot be packed.
     """
     tensors: dict[str, torch.Tensor] = {}
-    tree = _Packer(tensors).plain(value, ())
+    tree = _Packer(tensors, bundles).plain(value, ())
     return join_tensors(tensors, json.dumps(tree))
 
 
-def unpack(blob: Buffer) -> Any:
+def unpack(blob: Buffer, sources: Sequence[TensorSource] = ()) -> Any:
     """What :func:`pack` was given, bit for bit (tuples as tuples, mappings as dicts).
+
+    Args:
+        sources: of distant tensors, as `bundles` numbered them.
 
     Raises:
         DataError: the blob is truncated or was not made by :func:`pack`.
     """
     try:
         tensors, tree = split_tensors(blob)
-        return _build(json.loads(tree), tensors)
+        return _build(json.loads(tree), _Found(tensors, sources))
     except UNREADABLE as error:
         raise DataError(f"a packed value of {len(blob)} bytes cannot be read: {error!r}") from error
 
 
-def pack_parts(value: Any) -> list[torch.Tensor]:
+def pack_parts(value: Any, bundles: Bundles | None = None) -> list[torch.Tensor]:
     """As :func:`pack`, in rows of bytes: first all but the tensors of :data:`LARGE` bytes and more, then each of these.
 
     A large tensor that is contiguous on the CPU is not copied: nobody may write to it until its part has gone out.
     """
     tensors: dict[str, torch.Tensor] = {}
-    tree = _Packer(tensors).plain(value, ())
+    tree = _Packer(tensors, bundles).plain(value, ())
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE}
     text = json.dumps({"tree": tree, "parts": {name: described(tensor) for name, tensor in large.items()}})
     blob = join_tensors({name: tensor for name, tensor in tensors.items() if name not in large}, text)
     return [torch.frombuffer(bytearray(blob), dtype=torch.uint8), *(flat_bytes(tensor) for tensor in large.values())]
 
 
-def unpack_parts(parts: Sequence[Part]) -> Any:
+def unpack_parts(parts: Sequence[Part], sources: Sequence[TensorSource] = ()) -> Any:
     """What :func:`pack_parts` was given, in memory of its own; errors as in :func:`unpack`."""
     first, *others = (part.numpy().data if isinstance(part, torch.Tensor) else part for part in parts)
     try:
@@ -126,7 +133,7 @@ def unpack_parts(parts: Sequence[Part]) -> Any:
         said = json.loads(text)
         for (name, shape), part in zip(said["parts"].items(), others, strict=True):
             tensors[name] = filled(shape, part)
-        return _build(said["tree"], tensors)
+        return _build(said["tree"], _Found(tensors, sources))
     except UNREADABLE as error:
         raise DataError(f"a packed value in {len(parts)} parts cannot be read: {error!r}") from error
 
@@ -134,14 +141,17 @@ def unpack_parts(parts: Sequence[Part]) -> Any:
 class _Packer:
     """Turns values into plain JSON and collects the tensors, each once."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: dict[str, torch.Tensor], bundles: Bundles | None) -> None:
+        self._tensors, self._bundles = tensors, bundles
+        self._brought: dict[tuple[int, int], torch.Tensor] = {}
         self._known: dict[tuple[Any, ...], str] = {}
 
     def plain(self, value: Any, place: Place) -> Any:
         kind: Any = type(value)
         if value is None or kind in PLAIN:
             return value
+        if isinstance(value, DistantTensor):
+            return self._distant(value)
         if kind is torch.Tensor or isinstance(value, torch.Tensor):
             return {_KIND: "tensor", "name": self._keep(value)}
         if isinstance(value, DistantArtifact):
@@ -172,6 +182,15 @@ class _Packer:
         held = {key: self.plain(item, (place, f"[{key!r}]")) for key, item in value.items()}
         return {_KIND: "dict", "items": held} if _KIND in held else held
 
+    def _distant(self, tensor: DistantTensor) -> dict[str, Any]:
+        if self._bundles is None:
+            known = (id(tensor.source), tensor.number)
+            if known not in self._brought:  # held on to, so that its address stays its own
+                self._brought[known] = tensor.here()
+            return {_KIND: "tensor", "name": self._keep(self._brought[known])}
+        source, number = self._bundles.place(tensor)
+        return {_KIND: "distant", "source": source, "number": number} | described(tensor)
+
     def _keep(self, tensor: torch.Tensor) -> str:
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() == 0 or identity not in self._known:
@@ -191,7 +210,27 @@ def _said(place: Place) -> str:
     return _said(place[0]) + place[1] if place else "value"
 
 
-def _build(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+class _Found:
+    """Tensors of a packed value."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], sources: Sequence[TensorSource]) -> None:
+        self._tensors, self._sources = tensors, sources
+        self._distant: dict[tuple[int, int], DistantTensor] = {}
+
+    def named(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def distant(self, tree: Mapping[str, Any]) -> DistantTensor:
+        place = (int(tree["source"]), int(tree["number"]))
+        if place not in self._distant:
+            source, shape = self._sources[place[0]], [int(extent) for extent in tree["shape"]]
+            if min(*shape, *place, 0) < 0:
+                raise ValueError(f"a distant tensor at {place} cannot have the shape {shape}")
+            self._distant[place] = DistantTensor(shape, DTYPES[tree["dtype"]], source, place[1])
+        return self._distant[place]
+
+
+def _build(tree: Any, tensors: _Found) -> Any:
     if type(tree) in PLAIN or tree is None:
         return tree
     if isinstance(tree, list):
@@ -200,7 +239,9 @@ def _build(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind is None:
         return {key: _build(item, tensors) for key, item in tree.items()}
     if kind == "tensor":
-        return tensors[tree["name"]]
+        return tensors.named(tree["name"])
+    if kind == "distant":
+        return tensors.distant(tree)
     if kind == "bytes":
         return base64.b64decode(tree["data"], validate=True)
     if kind == "enum":

@@ -26,12 +26,20 @@ def build_replica(config, opened=False):
 
 
 class Painter(Replica):
-    """Draws a picture of 75 KiB, as bright as the request's number says, and a text."""
+    """Draws a picture of 75 KiB, as bright as the request's number says, and a text, from 128 KiB of latents."""
 
     async def generate(self, requests):
         result = await super().generate(requests)
-        drawn = [replace(t, artifacts=picture(int(t.request.request_id[1:]))) for t in result.trajectories]
+        bright = [int(t.request.request_id[1:]) for t in result.trajectories]
+        drawn = [
+            replace(t, artifacts=picture(number), latents=painted_latents(number))
+            for t, number in zip(result.trajectories, bright, strict=True)
+        ]
         return RolloutResult(drawn, result.aborted)
+
+
+def painted_latents(brightness):
+    return torch.full((2, 16, 32, 32), float(brightness))
 
 
 def picture(brightness):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -18,6 +19,7 @@ from omni_backends.launch.ray.engine import buckets  # noqa: E402
 from omni_backends.launch.ray.launcher import RayLauncher, check_versions  # noqa: E402
 from omni_backends.launch.ray.rewards import ScoringLimits  # noqa: E402
 from omni_backends.launch.ray.wire import value  # noqa: E402
+from omni_portable.contracts.dataplane import ScoredGroup  # noqa: E402
 from omni_portable.contracts.errors import (  # noqa: E402
     ClusterError,
     LifecycleError,
@@ -33,8 +35,10 @@ from omni_portable.models.weights import NamedTensorStream, make_stream  # noqa:
 from omni_portable.reward import policy  # noqa: E402
 from omni_portable.reward.revival import RevivedRewards  # noqa: E402
 from omni_portable.rollout.codec import pack  # noqa: E402
+from omni_portable.rollout.distant import DistantTensor  # noqa: E402
 from omni_portable.rollout.router import Router  # noqa: E402
 from omni_portable.trainer.stages import reward_samples  # noqa: E402
+from tests.backends.launch.ray_roles import painted_latents  # noqa: E402
 from tests.support.processes import assert_gone  # noqa: E402
 from tests.support.requests import make_request  # noqa: E402
 
@@ -213,7 +217,8 @@ def test_media_go_from_rollout_to_rewards_without_the_trainer(launcher, monkeypa
     engine, rewards = (launcher.start(role) for role in roles)
     passed = []
     monkeypatch.setattr(
-        "omni_backends.launch.ray.engine.value", lambda blob, label: passed.append(blob) or value(blob, label)
+        "omni_backends.launch.ray.engine.value",
+        lambda blob, label, sources: passed.append(blob) or value(blob, label, sources),
     )
     monkeypatch.setattr("omni_backends.launch.ray.rewards.pack", lambda sent: passed.append(pack(sent)) or passed[-1])
     fetched = []
@@ -229,13 +234,45 @@ def test_media_go_from_rollout_to_rewards_without_the_trainer(launcher, monkeypa
         assert scored.total == [3.0, 5.0]
         assert scored.details == [{"said": "as bright as 3"}, {"said": "as bright as 5"}]
         assert fetched == []
-        assert sum(len(blob) for blob in passed) < 2 * 3 * 160 * 160 / 5, "what passed through this process"
+        latents = sum(one.latents.nbytes for one in drawn)
+        assert sum(len(blob) for blob in passed) - latents < 2 * 3 * 160 * 160 / 5, "what passed through this process"
         os.kill(ready_in(launcher, "rollout-0"), signal.SIGKILL)
         assert torch.equal(second["image"].data, torch.full((3, 160, 160), 5, dtype=torch.uint8))
         assert len(fetched) == 1
         assert (await rewards.score_async(reward_samples(drawn))).total == [3.0, 5.0], "they outlive the process"
 
     asyncio.run(run())
+
+
+def test_tensors_go_from_rollout_to_a_queue_without_the_trainer(launcher, queue, monkeypatch):
+    """With ranks of training in the cluster. The queue has them also once the process that drew is gone, and whoever
+    takes a group has them until it lets go of it."""
+    painter = Role("rollout", f"{HERE}:build_painter", CPU)
+    launcher.reserve([painter, Role("actor", "nobody:starts", CPU, ranks=2)])
+    engine = launcher.start(painter)
+    passed, fetched = [], []
+    monkeypatch.setattr(
+        "omni_backends.launch.ray.engine.value",
+        lambda blob, label, sources: passed.append(blob) or value(blob, label, sources),
+    )
+    monkeypatch.setattr(engine._worker, "bring", lambda reference: fetched.append(reference) or ray.get(reference))
+    drawn = asyncio.run(engine.generate([make_request(i) for i in (3, 5)])).trajectories
+    large = painted_latents(3).nbytes
+    assert isinstance(drawn[0].latents, DistantTensor)
+    assert len(passed[0]) < 8192 < large
+    queue.put(ScoredGroup("painted", 0, [replace(one, artifacts={}) for one in drawn], [0.0, 1.0]))
+    (tag,) = queue._rows.tags().values()
+    assert tag["bytes"] > 2 * large, "they count, wherever they are"
+    assert tag["here"] < 8192
+    assert fetched == []
+    os.kill(ready_in(launcher, "rollout-0"), signal.SIGKILL)
+    del drawn
+    (group,) = queue.take(["painted"])
+    assert ray.get([keeper.keys.remote() for keeper in queue._service.keepers]) == [[]]
+    for trajectory, brightness in zip(group.trajectories, (3, 5), strict=True):
+        assert isinstance(trajectory.latents, DistantTensor)
+        assert torch.equal(trajectory.latents, painted_latents(brightness))
+    assert fetched == []
 
 
 def test_pools_that_are_larger_than_the_cluster_say_what_is_missing(cluster):

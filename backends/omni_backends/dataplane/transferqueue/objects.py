@@ -10,7 +10,7 @@ import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from omni_backends.dataplane.transferqueue import TransferQueueOptions
 from omni_backends.launch.ray import SMALLEST_STORE_MIB
+from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_portable.contracts.errors import ClusterError, DataError
 from omni_portable.rollout.codec import Part, pack_parts, unpack_parts
+from omni_portable.rollout.distant import TensorSource
 
 ENTRY = "entry"
 """Key of a label: a mapping, which no column of a group is."""
+DISTANT = "distant"
+"""Key of a label: how many sources its distant tensors have; and the first part of their names at the keeper."""
 WINDOW_MIB = 128
 """Of an object store, beside what waits in it."""
 FULL = (ObjectStoreFullError, OutOfDiskError)
@@ -55,17 +59,19 @@ class Handed:
     Args:
         key / entry: see :class:`Keeper`.
         names: of its columns.
+        distant: sources of distant tensors beside them.
         kept: Ray's reference, resolved once the keeper owns the columns.
     """
 
     key: str
     entry: str
     names: Sequence[str]
+    distant: int
     kept: Any
 
     def labelled(self) -> dict[str, list[torch.Tensor]]:
         """What the row holds in place of the columns."""
-        return {name: pack_parts({ENTRY: self.entry}) for name in self.names}
+        return {name: pack_parts({ENTRY: self.entry, DISTANT: self.distant}) for name in self.names}
 
 
 class Objects:
@@ -80,8 +86,12 @@ class Objects:
     def __init__(self, queue: str, keepers: Sequence[Any], timeout_s: float) -> None:
         self._queue, self._keepers, self._timeout_s = queue, keepers, timeout_s
 
-    def hand_over(self, key: str, columns: Columns) -> Handed:
+    def hand_over(self, key: str, columns: Columns, sources: Sequence[TensorSource] = ()) -> Handed:
         """Copy columns into the object store of this machine and have a keeper take them from there.
+
+        Args:
+            sources: of distant tensors in them, which do not come to this process: the keeper takes them from where
+                they are.
 
         Raises:
             ObjectStoreFullError / OutOfDiskError: no room, on the disk neither (of `kept` as well).
@@ -89,13 +99,15 @@ class Objects:
         """
         entry, names = uuid.uuid4().hex, list(columns)
         try:
-            packed = [ray.put([part.numpy() for part in columns[name]]) for name in names]
-            kept = self._keeper(key).hold.remote(key, entry, 2 * self._timeout_s, names, *packed)
+            objects = [ray.put([part.numpy() for part in columns[name]]) for name in names]
+            objects += map(reference_of, sources)
+            held = [*names, *(f"{DISTANT}-{number}" for number in range(len(sources)))]
+            kept = self._keeper(key).hold.remote(key, entry, 2 * self._timeout_s, held, *objects)
         except FULL:
             raise
         except RayError as error:
             raise self.explained(error) from error
-        return Handed(key, entry, names, kept)
+        return Handed(key, entry, names, len(sources), kept)
 
     def withdraw(self, handed: Handed) -> None:
         """The row was not written: its columns go as soon as the keeper has them."""
@@ -120,8 +132,16 @@ class Objects:
             if isinstance(value, dict)
         }
         for (place, position), parts in zip(labels, self.bring(list(labels.values())), strict=True):
-            values[place][position] = unpack_parts(parts)
+            label, count = labels[place, position], values[place][position][DISTANT]
+            values[place][position] = unpack_parts(parts, self._sources(label, count))
         return values
+
+    def _sources(self, label: Label, count: int) -> list[TensorSource]:
+        wanted = [replace(label, column=f"{DISTANT}-{number}") for number in range(count)]
+        return [Bundle(reference, self._one) for reference in self._found(wanted)]
+
+    def _one(self, reference: Any) -> Any:
+        return self._answers([reference])[0]
 
     def bring(self, labels: Sequence[Label]) -> list[list[Part]]:
         """The columns, in the memory of the object store: nobody may write there, and it is freed with the last of them
@@ -131,11 +151,7 @@ class Objects:
             DataError: there is nothing under one of them (any more).
             ClusterError: it was lost, or did not come in time.
         """
-        references = self._references(labels) if labels else []
-        missing = [label.key for label, reference in zip(labels, references, strict=True) if reference is None]
-        if missing:
-            raise DataError(f"the queue '{self._queue}' does not hold the columns of {missing} any more")
-        columns = self._answers(references)
+        columns = self._answers(self._found(labels))
         return [[memoryview(part) for part in column] for column in columns]
 
     def forget(self, keys: Collection[str]) -> None:
@@ -152,6 +168,13 @@ class Objects:
         rows = list(stored)
         swept = self._answers([keeper.sweep.remote(rows) for keeper in self._keepers])
         return sorted({key for keys in swept for key in keys})
+
+    def _found(self, labels: Sequence[Label]) -> list[Any]:
+        references = self._references(labels) if labels else []
+        missing = [label.key for label, reference in zip(labels, references, strict=True) if reference is None]
+        if missing:
+            raise DataError(f"the queue '{self._queue}' does not hold the columns of {missing} any more")
+        return references
 
     def _references(self, labels: Sequence[Label]) -> list[Any]:
         dealt: dict[int, list[int]] = defaultdict(list)

@@ -24,6 +24,7 @@ from omni_backends.launch.ray.cluster import connect
 from omni_portable.contracts.dataplane import COLUMNS, MEDIA, TRAIN, Column, DataPlaneFullError, GroupTag, ScoredGroup
 from omni_portable.contracts.errors import ClusterError, DataError
 from omni_portable.rollout.codec import pack_parts
+from omni_portable.rollout.distant import Bundles, TensorSource
 
 log = logging.getLogger(__name__)
 
@@ -74,25 +75,32 @@ class TransferQueuePlane:
             ClusterError: TransferQueue does not answer.
         """
         key = group.group_id
-        columns: dict[str, Parts] = {TRAIN: pack_parts(without_media(group)), MEDIA: pack_parts(media_of(group))}
-        size = sum(map(_size, columns.values()))
+        bundles = Bundles() if self._apart else None
+        columns: dict[str, Parts] = {
+            TRAIN: pack_parts(without_media(group), bundles),
+            MEDIA: pack_parts(media_of(group)),
+        }
+        size = sum(map(_size, columns.values())) + (bundles.size if bundles else 0)
         self._reserve(key, size)
         stored = False
         try:
             tag = {"submission": group.submission, "version": group.policy_version, "size": len(group.trajectories)}
-            stored = self._written(key, columns, tag | {SIZE: size})
+            stored = self._written(key, columns, tag | {SIZE: size}, bundles.sources if bundles else ())
         finally:
             self._ledger.settle(key, stored)
         if not stored:
             raise _duplicate(key)
 
-    def _written(self, key: str, columns: dict[str, Parts], tag: Tag) -> bool:
-        """Large columns become objects, of which the row holds labels; the row is valid once both are stored."""
+    def _written(self, key: str, columns: dict[str, Parts], tag: Tag, sources: Sequence[TensorSource]) -> bool:
+        """Large columns, and one with distant tensors, become objects, of which the row holds labels; the row is valid
+        once both are stored."""
         large = {name: parts for name, parts in columns.items() if self._apart and _size(parts) >= self._apart}
+        if sources:
+            large[TRAIN] = columns[TRAIN]
         stored = False
         handed = None
         try:
-            handed = self._objects.hand_over(key, large) if large else None
+            handed = self._objects.hand_over(key, large, sources) if large else None
             here = columns | (handed.labelled() if handed else {})
             tag[HERE] = sum(map(_size, here.values()))
             stored = self._rows.put(key, here, tag, handed.kept if handed else None)

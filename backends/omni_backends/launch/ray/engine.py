@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from omni_backends.launch.ray.media import rejoined
+from omni_backends.launch.ray.tensors import Bundle
 from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.lifecycle import Ack
@@ -39,11 +40,16 @@ class RemoteRolloutEngine:
     bytes, large media stay in the object store (see :mod:`media`).
 
     Every call but `generate` waits for its acknowledgement. All raise `WorkerLostError` once the process is gone.
+
+    Args:
+        worker / name: the process and its engine.
+        bucket_bytes: weights are sent in pieces of at most this size.
+        apart: large tensors of samples stay in the object store too (see :mod:`tensors`).
     """
 
-    def __init__(self, worker: Worker, name: str, bucket_bytes: int) -> None:
+    def __init__(self, worker: Worker, name: str, bucket_bytes: int, apart: bool = False) -> None:
         self.name = name
-        self._worker, self._bucket_bytes = worker, bucket_bytes
+        self._worker, self._bucket_bytes, self._apart = worker, bucket_bytes, apart
         self._numbers = itertools.count(1)
         self._last = 0
         self._out: dict[int, tuple[str, ...]] = {}
@@ -53,8 +59,12 @@ class RemoteRolloutEngine:
         ids = self._out[number] = tuple(request.request_id for request in requests)
         try:
             blob = await asyncio.to_thread(pack, list(requests))
-            answer, *parcels = await self._worker.asked_apart("generate", number, blob, list(ids), extra=len(ids))
-            result, names = await asyncio.to_thread(value, answer, self._worker.label)
+            extra = 2 * len(ids) + 1 if self._apart else len(ids)
+            asked = ("generate", number, blob, list(ids), self._apart)
+            answer, *objects = await self._worker.asked_apart(*asked, extra=extra)
+            parcels = objects[: len(ids)]
+            sources = [Bundle(reference, self._worker.bring) for reference in objects[len(ids) :]]
+            result, names = await asyncio.to_thread(value, answer, self._worker.label, sources)
         except asyncio.CancelledError:  # nobody waits any more: the worker need not go on, nor be waited for
             self._worker.actor.abort.remote(number, pack([[number, name] for name in ids]))
             raise

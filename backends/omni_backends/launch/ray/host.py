@@ -19,6 +19,7 @@ import torch
 
 from omni_backends.launch.local import builder
 from omni_backends.launch.ray.media import Names, completed, separated
+from omni_backends.launch.ray.tensors import SHARED, Outgoing, thinned
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.launcher import Role
@@ -28,6 +29,7 @@ from omni_portable.contracts.rollout import RecallableUpdates, RolloutResult
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
 from omni_portable.rollout.codec import unpack
+from omni_portable.rollout.distant import Bundles
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +158,16 @@ class RolloutHost(Host):
         self._revoked: set[tuple[int, str]] = set()
         self._staged: tuple[WeightManifest, int, dict[str, torch.Tensor]] | None = None
 
-    def generate(self, number: int, blob: bytes, ids: Sequence[str]) -> tuple[bytes, ...]:
+    def generate(self, number: int, blob: bytes, ids: Sequence[str], apart: bool = False) -> tuple[Any, ...]:
         """Packed requests -> packed [`RolloutResult`, names], and a parcel of media for every request id (empty where
-        none travel apart); see :func:`media.separated`."""
+        none travel apart); see :func:`media.separated`.
+
+        Args:
+            apart: large tensors travel apart too, in a bundle for every request id and one for what they share; see
+                :func:`tensors.thinned`.
+        """
         parcels: dict[str, bytes] = {}
+        outgoing = {name: Outgoing() for name in (*ids, SHARED)} if apart else {}
 
         async def draw() -> RolloutResult:
             requests = unpack(blob)
@@ -171,11 +179,13 @@ class RolloutHost(Host):
             return RolloutResult(list(result.trajectories), (*result.aborted, *late), result.partials)
 
         def drawn() -> tuple[RolloutResult, Names]:
-            result, names, apart = separated(self._run(draw()))
-            parcels.update(apart)
-            return result, names
+            result, names, media = separated(self._run(draw()))
+            parcels.update(media)
+            return thinned(result, outgoing) if apart else result, names
 
-        return answered(drawn), *(parcels.get(request, b"") for request in ids)
+        answer = answered(drawn, Bundles(list(outgoing.values())) if apart else None)
+        bundles = [source.parts for source in outgoing.values()]
+        return answer, *(parcels.get(request, b"") for request in ids), *bundles
 
     def pause(self, number: int) -> bytes:
         """Revoke all calls up to `number` and pause."""

@@ -68,6 +68,8 @@ class RayLauncher:
         self._logs = LogCollector()
         self._lock = threading.Lock()
         self._closed = False
+        self._ranked = False
+        """Training is in processes of the cluster, so that the trainer itself needs none of the samples' tensors."""
 
     @property
     def connection(self) -> Connection:
@@ -88,6 +90,7 @@ class RayLauncher:
                 engine = role.config.get("rollout", {}).get("options", {})
                 check_parallel(self._options, str(role.config["device"]["name"]), engine)
         wanted = self._pools = pools(roles, self._options)
+        self._ranked = any(role.ranks for role in roles)
         self._connection = connect(self._options, local_cpus(wanted, self._options))
         self._head = Head(self._connection.address, self._connection.started)
         self._find_room(wanted)
@@ -245,7 +248,8 @@ class RayLauncher:
         worker.pid = built["pid"]
         log.info("'%s' runs in process %d", role.label, worker.pid)
         if role.name == "rollout":
-            return RemoteRolloutEngine(worker, built["name"], math.ceil(self._options.bucket_mib * (1 << 20)))
+            bucket = math.ceil(self._options.bucket_mib * (1 << 20))
+            return RemoteRolloutEngine(worker, built["name"], bucket, apart=self._ranked)
         if role.name == "teacher":
             return RemoteTeacher(worker)
         policy = {name: value for name, value in role.config.get("reward", {}).items() if name in POLICY}

@@ -12,6 +12,7 @@ import ray
 
 from omni_backends.launch.ray.cluster import is_loopback
 from omni_backends.launch.ray.host import Host, versions
+from omni_backends.launch.ray.tensors import Parts
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import ClusterError, LifecycleError
 from omni_portable.contracts.ranks import RankEntry, RankPlace, Serve
@@ -47,13 +48,13 @@ class RankHost(Host):
         answer: bytes = self._call(begin)
         return answer
 
-    def command(self, message: bytes) -> bytes:
-        """The rank's answer to a message of its driver."""
+    def command(self, message: bytes, *bundles: Parts) -> bytes:
+        """The rank's answer to a message of its driver, of whose tensors some are in bundles of the object store."""
 
         def serve() -> bytes:
             if self._serve is None:
                 raise LifecycleError("this process holds no rank", remedy="begin one first")
-            return self._serve(message)
+            return self._serve(message, [[memoryview(part) for part in parts] for parts in bundles])
 
         answer: bytes = self._call(serve)
         return answer

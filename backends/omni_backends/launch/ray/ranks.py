@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectLostError, RayError
 
+from omni_backends.launch.ray.tensors import reference_of
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import ClusterError
 from omni_portable.contracts.ranks import RankPlace
@@ -64,10 +65,11 @@ class RankActors:
         for rank, worker in enumerate(self._workers):
             self._answers[rank] = worker.actor.begin.remote(entry, shared, asdict(self._places[rank]))
 
-    def send(self, rank: int, message: bytes) -> None:
+    def send(self, rank: int, message: bytes, sources: Sequence[object] = ()) -> None:
+        """As `contracts.ranks.RankProcesses.send`; tensors in the object store go by reference."""
         worker = self._workers[rank]
         try:
-            self._answers[rank] = worker.actor.command.remote(message)
+            self._answers[rank] = worker.actor.command.remote(message, *map(reference_of, sources))
         except RayError as error:
             raise worker.explained(error) from error
 
@@ -84,6 +86,11 @@ class RankActors:
         worker = self._workers[rank]
         try:
             answer: bytes = ray.get(self._answers[rank])
+        except ObjectLostError as error:
+            raise ClusterError(
+                f"tensors of samples for '{worker.label}' are gone with the machine that drew them: {error}",
+                remedy="continue the run from its last checkpoint (trainer.resume=auto), which draws them again",
+            ) from error
         except RayError as error:
             raise worker.explained(error) from error
         return answer

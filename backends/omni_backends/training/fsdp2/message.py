@@ -16,6 +16,10 @@ from typing import Any
 
 import torch
 
+from omni_portable.contracts.ranks import Parts
+from omni_portable.rollout.blob import described, filled
+from omni_portable.rollout.distant import Bundles, DistantTensor
+
 MAX_MESSAGE = 1 << 30
 """Bytes of a message without its tensors, at most."""
 ALIGNMENT = 64
@@ -61,10 +65,10 @@ class Parcel:
                 del view
 
 
-def apart(message: object) -> Parcel:
-    """Take a message apart."""
+def apart(message: object, bundles: Bundles | None = None) -> Parcel:
+    """Take a message apart; distant tensors keep their places in `bundles`, where there are some, else are fetched."""
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _Pickler(file, bundles)
     pickler.dump(message)
     places, offset = [], 0
     for tensor in pickler.tensors:
@@ -73,18 +77,25 @@ def apart(message: object) -> Parcel:
     return Parcel(file.getvalue(), pickler.tensors, places, offset)
 
 
-def together(body: bytes, places: Sequence[Place], buffer: memoryview | bytearray | None, start: int = 0) -> Any:
-    """The message; tensors are copied out of the buffer (None where all are empty), detached, on the CPU."""
-    return _Unpickler(io.BytesIO(body), [_taken(place, buffer, start) for place in places]).load()
+def together(
+    body: bytes,
+    places: Sequence[Place],
+    buffer: memoryview | bytearray | None,
+    start: int = 0,
+    distant: Sequence[Parts] = (),
+) -> Any:
+    """The message; tensors are copied out of the buffer (None where all are empty), detached, on the CPU, and distant
+    ones out of their bundles' parts."""
+    return _Unpickler(io.BytesIO(body), [_taken(place, buffer, start) for place in places], distant).load()
 
 
-def to_bytes(message: object) -> bytes:
-    """A message as bytes: the length of the pickle, the pickle, the tensors.
+def to_bytes(message: object, bundles: Bundles | None = None) -> bytes:
+    """A message as bytes: the length of the pickle, the pickle, the tensors; `bundles` as for :func:`apart`.
 
     Raises:
         ValueError: it has more than `MAX_MESSAGE` bytes beside its tensors.
     """
-    parcel = apart(message)
+    parcel = apart(message, bundles)
     head = pickle.dumps((parcel.places, parcel.body), pickle.HIGHEST_PROTOCOL)
     if len(head) > MAX_MESSAGE:
         raise ValueError(f"a message to or from a rank has {len(head)} bytes beside its tensors, above {MAX_MESSAGE}")
@@ -96,11 +107,11 @@ def to_bytes(message: object) -> bytes:
     return bytes(whole)
 
 
-def from_bytes(blob: bytes) -> Any:
-    """What :func:`to_bytes` was given."""
+def from_bytes(blob: bytes, distant: Sequence[Parts] = ()) -> Any:
+    """What :func:`to_bytes` was given, with the parts of its `bundles`."""
     length = int.from_bytes(blob[:HEADER], "little")
     places, body = pickle.loads(blob[HEADER : HEADER + length])  # noqa: S301 - of this program only, see the module
-    return together(body, places, bytearray(memoryview(blob)[_tensors_at(length) :]))
+    return together(body, places, bytearray(memoryview(blob)[_tensors_at(length) :]), distant=distant)
 
 
 def _tensors_at(length: int) -> int:
@@ -117,14 +128,17 @@ def _taken(place: Place, buffer: memoryview | bytearray | None, start: int) -> t
 class _Pickler(pickle.Pickler):
     """Leaves tensors out, in the order in which they come; a tensor that comes again is sent once."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, bundles: Bundles | None) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: list[torch.Tensor] = []
+        self._bundles = bundles
         self._seen: dict[int, int] = {}
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return None
+        if isinstance(obj, DistantTensor) and self._bundles is not None:
+            return *self._bundles.place(obj), described(obj)
         if id(obj) not in self._seen:
             self._seen[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
@@ -132,9 +146,15 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor], distant: Sequence[Parts]) -> None:
         super().__init__(file)
-        self._tensors = tensors
+        self._tensors, self._distant = tensors, distant
+        self._filled: dict[tuple[int, int], torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        return self._tensors[pid]
+        if isinstance(pid, int):
+            return self._tensors[pid]
+        source, index, said = pid
+        if (source, index) not in self._filled:
+            self._filled[source, index] = filled(said, self._distant[source][index])
+        return self._filled[source, index]

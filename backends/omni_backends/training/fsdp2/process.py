@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -24,7 +25,7 @@ from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires
 from omni_portable.contracts.device import Device
 from omni_portable.contracts.model import ModelLoad
-from omni_portable.contracts.ranks import RankPlace, Serve
+from omni_portable.contracts.ranks import Parts, RankPlace, Serve
 from omni_portable.models.setup import EngineSetup
 
 ORPHANED = 71
@@ -80,8 +81,8 @@ def served(blob: bytes, place: RankPlace) -> tuple[bytes, Serve | None]:
     except Exception as error:  # noqa: BLE001 - it is raised in the driver, whatever it is
         return to_bytes(Failure.of(error)), None
 
-    def serve(message: bytes) -> bytes:
-        command = from_bytes(message)
+    def serve(message: bytes, parts: Sequence[Parts]) -> bytes:
+        command = from_bytes(message, parts)
         if command is None:
             dist.destroy_process_group()
             return to_bytes(("done", None))

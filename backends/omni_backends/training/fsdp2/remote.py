@@ -1,4 +1,4 @@
-"""Ranks in processes that a launcher placed: messages go as bytes."""
+"""Ranks in processes that a launcher placed: messages go as bytes, distant tensors by reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from omni_backends.training.fsdp2.message import from_bytes, to_bytes
 from omni_backends.training.fsdp2.process import RankSpec
 from omni_portable.contracts.errors import WorkerLostError
 from omni_portable.contracts.ranks import RankProcesses, RankSpawner
+from omni_portable.rollout.distant import Bundles
 
 ENTRY = "omni_backends.training.fsdp2.process:served"
 
@@ -39,8 +40,9 @@ class Placed:
         return self._processes.describe(rank)
 
     def send(self, rank: int, message: object) -> None:
+        bundles = Bundles()
         try:
-            self._processes.send(rank, to_bytes(message))
+            self._processes.send(rank, to_bytes(message, bundles), bundles.sources)
         except WorkerLostError as error:
             raise GoneError(_how(error)) from error
 
