@@ -169,7 +169,8 @@ def test_the_output_shows_plan_steps_and_result(train, tmp_path: Path, workshop:
 @pytest.mark.parametrize(("name", "level"), [("full", 1), ("lora", 2)])
 def test_sleep_changes_no_number(name: str, level: int, finished, train, tmp_path: Path) -> None:
     awake = finished(name, train)
-    outcome = train(tmp_path / "run", *VARIANTS[name], f"rollout.sleep_level={level}")
+    sleeps = (f"rollout.sleep_level={level}", "trainer.actor_sleeps=[optimizer,weights]")
+    outcome = train(tmp_path / "run", *VARIANTS[name], *sleeps)
     assert outcome.code == 0, outcome.err
     assert differences(metrics(awake), metrics(tmp_path / "run")) == []
     assert equal_tensors(awake / "export", tmp_path / "run" / "export")
