@@ -23,6 +23,7 @@ def check_mode(config: RunConfig, source: Source) -> None:
     """
     check_hybrid(config, source)
     _check_tags(config.trainer.actor_sleeps, "trainer.actor_sleeps", source)
+    _check_level(config, config.rollout.sleep_level, "rollout.sleep_level", source)
     trainer, staleness = config.trainer, config.dataplane.max_staleness
     interval = source.describe("trainer.sync_interval", trainer.sync_interval)
     if trainer.mode == SYNC:
@@ -65,6 +66,19 @@ def _check_tags(tags: Sequence[str], key: str, source: Source) -> None:
     for tag in tags:
         if tag not in ACTOR_TAGS:
             raise ConfigError(f"{source.describe(key, tags)}: an actor has no '{tag}'", choices=ACTOR_TAGS)
+        if tags.count(tag) > 1:
+            raise ConfigError(f"{source.describe(key, tags)}: '{tag}' is named twice", remedy="name it once")
+
+
+def _check_level(config: RunConfig, level: int, key: str, source: Source) -> None:
+    """An engine that declares its levels of sleep (capability `sleep_levels`) is not asked for another one."""
+    levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities.get("sleep_levels")
+    if levels is not None and level and level not in levels:
+        raise ConfigError(
+            f"{source.describe(key, level)}: rollout.engine={config.rollout.engine} does not sleep so",
+            remedy=f"set {key} to one of the choices",
+            choices=["0", *map(str, levels)],
+        )
 
 
 def check_hybrid(config: RunConfig, source: Source) -> None:
@@ -89,10 +103,4 @@ def check_hybrid(config: RunConfig, source: Source) -> None:
             f"{hybrid.lend_below:g} would be taken back before they have drawn anything",
             remedy=f"set trainer.hybrid.reclaim_at={hybrid.lend_below:g} or more, or a smaller lend_below",
         )
-    levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities.get("sleep_levels")
-    if levels is not None and hybrid.sleep_level and hybrid.sleep_level not in levels:
-        raise ConfigError(
-            f"{source.describe('trainer.hybrid.sleep_level', hybrid.sleep_level)}: rollout.engine="
-            f"{config.rollout.engine} does not sleep so",
-            choices=["0", *map(str, levels)],
-        )
+    _check_level(config, hybrid.sleep_level, "trainer.hybrid.sleep_level", source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,13 @@ from omni_portable.contracts.registry import PluginSpec
 
 RESERVED: Mapping[str, tuple[str, ...]] = {"algorithm": ("name",), "reward": ("kind", "weight")}
 """Keys that a section holds beside the options of its plugin, by kind of plugin."""
+CHOSEN_BY: Mapping[str, str] = {
+    "rollout_engine": "rollout.engine",
+    "train_engine": "actor.engine",
+    "data_plane": "dataplane.name",
+    "launcher": "launcher.name",
+}
+"""Key that chooses the plugin, for kinds of which another one may have an option that the chosen one lacks."""
 
 
 def plugin_spec(kind: str, name: str, key: str) -> PluginSpec:
@@ -70,7 +78,32 @@ def plugin_options(
     where = key or kind
     spec = plugin_spec(kind, name, where)
     reserved = RESERVED.get(kind, ())
+    _check_owner(kind, name, section, where, source or Source())
     return build(spec.options, {k: v for k, v in section.items() if k not in reserved}, where, source)
+
+
+def _check_owner(kind: str, name: str, section: Mapping[str, Any], where: str, source: Source) -> None:
+    """Say whose an option is that this plugin lacks and another one of its kind has.
+
+    Raises:
+        ConfigError: names the plugin that has the option, and the key that chooses it.
+    """
+    if kind not in CHOSEN_BY or not isinstance(section, Mapping):
+        return
+    names = _option_names(kind, name)
+    for option in (each for each in section if each not in names):
+        owners = [each for each in registry.names(kind) if option in _option_names(kind, each)]
+        if owners:
+            key = f"{where}.{option}"
+            raise ConfigError(
+                f"{source.describe(key, section[option])}: {CHOSEN_BY[kind]}={name} has no such option",
+                remedy=f"set {CHOSEN_BY[kind]}={' or '.join(owners)}, which has it, or leave it out",
+                choices=[f"{where}.{each}" for each in names],
+            )
+
+
+def _option_names(kind: str, name: str) -> list[str]:
+    return [field.name for field in dataclasses.fields(registry.spec(kind, name).options)]
 
 
 def algorithm_name(config: RunConfig, source: Source | None = None) -> str:

@@ -40,6 +40,7 @@ LENT = "trainer.hybrid.enabled=true"
             (*ASYNC, LENT, "trainer.hybrid.actor_sleeps=[kv_cache]"),
             ("trainer.hybrid.actor_sleeps", "no 'kv_cache'", "weights, optimizer"),
         ),
+        (("trainer.actor_sleeps=[weights,weights]",), ("trainer.actor_sleeps", "'weights' is named twice")),
         (("trainer.actor_sleeps=[gradients]",), ("trainer.actor_sleeps", "no 'gradients'", "weights, optimizer")),
         (
             (*ASYNC, "trainer.actor_sleeps=[optimizer]"),
@@ -51,6 +52,27 @@ def test_what_cannot_work_is_refused_by_its_keys(recipe, overrides, parts):
     with pytest.raises(ConfigError) as caught:
         load_config(recipe, overrides)
     for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_level_of_sleep_that_the_engine_does_not_declare_is_refused():
+    with pytest.raises(ConfigError, match="rollout.engine=vllm_omni does not sleep so") as caught:
+        load_config("sd3/flow_grpo_ocr_tiny", ["device.name=cpu", "rollout.engine=vllm_omni", "rollout.sleep_level=2"])
+    assert "valid choices: 0, 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "chosen", "owner"),
+    [
+        ("launcher.options.rollout_devices=0", "launcher.name=local", "launcher.name=ray"),
+        ("dataplane.options.objects_from_kib=3", "dataplane.name=local", "dataplane.name=transferqueue"),
+        ("rollout.options.tensor_parallel_size=2", "rollout.engine=native", "rollout.engine=vllm"),
+    ],
+)
+def test_an_option_of_another_plugin_is_refused_with_the_key_that_chooses_that(override, chosen, owner):
+    with pytest.raises(ConfigError) as caught:
+        load_config("sd3/flow_grpo_ocr_tiny", ["device.name=cpu", override])
+    for part in (override, f"{chosen} has no such option", f"set {owner}"):
         assert part in str(caught.value)
 
 

@@ -14,6 +14,7 @@ from omni_portable.config.loader import load_config
 from omni_portable.config.schema import RunConfig
 from omni_portable.conformance.catalogue import all_checks
 from omni_portable.contracts import registry
+from omni_portable.trainer.saving import FREE_KEYS
 from tests.docs.pages import LINK, PAGES, ROOT, anchors, blocks, commands, prose
 
 WRITTEN = [page for page in PAGES if "<!-- Made by ci/generate_docs.py" not in page.read_text(encoding="utf-8")]
@@ -121,3 +122,12 @@ def test_recipes_of_the_user_guide(tmp_path: Path) -> None:
         path = tmp_path / f"recipe{index}.yaml"
         path.write_text(text)
         load_config(str(path))
+
+
+def test_the_user_guide_names_every_key_that_a_resumed_run_may_change() -> None:
+    page = (ROOT / "docs" / "user-guide.md").read_text(encoding="utf-8")
+    said = page[page.index("## Resume") :].partition("\n## ")[0]
+    named = {name.rpartition(".")[2] for name in re.findall(r"`([a-z_.]+)`", said)}
+    sections = set(re.findall(r"all of\s+`([a-z_]+)`", said))
+    free = {key for key in FREE_KEYS if key != "recipe" and key.partition(".")[0] not in sections}
+    assert {key for key in free if key.rpartition(".")[2] not in named} == set()

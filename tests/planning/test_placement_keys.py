@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from omni_portable.config.loader import load_config, plan_text
 from omni_portable.planning.placement.advise import Request, advise
 from omni_portable.planning.placement.keys import keys_in_words, keys_of
@@ -34,10 +36,41 @@ def test_taking_turns_is_a_run_on_just_those_devices() -> None:
     plan = make_plan("sd3/flow_grpo_ocr_tiny", "cuda:sm90", overrides=keys)
     assert (plan.devices.used, plan.warnings) == (8, ())
     assert keys_in_words(Placement("sync", 8, 8))[0].endswith("rollout.replicas=8 launcher.options.rollout_devices=0")
-    assert keys_of(Placement("sync", 1, 1)) == ("trainer.mode=sync", "launcher.name=local")
 
 
 def test_every_recommendation_shows_keys() -> None:
     shown = advice_as_text(advise(load_profile(PUBLISHED), Request(4)))
     assert shown.count("keys: trainer.mode=separate_async launcher.name=ray") == 3
     assert "dataplane.max_staleness=1 is assumed" in shown
+
+
+MEASURED = {
+    "by turns": [
+        *("launcher.name=ray", "actor.engine=fsdp2", "actor.world_size=2", "rollout.replicas=2"),
+        *("launcher.options.rollout_devices=0", "rollout.sleep_level=1", "trainer.actor_sleeps=[weights,optimizer]"),
+    ],
+    "lent": [
+        *("launcher.name=ray", "trainer.mode=separate_async", "dataplane.max_staleness=2", "trainer.sync_interval=2"),
+        *("trainer.hybrid.enabled=true", "rollout.replicas=3"),
+    ],
+}
+
+
+@pytest.mark.parametrize("measured", MEASURED.values(), ids=MEASURED)
+@pytest.mark.parametrize(
+    "placement",
+    [
+        Placement("separate_async", 4, 3, max_staleness=1),
+        Placement("fully_async", 4, 2, max_staleness=1),
+        Placement("sync", 4, 4),
+        Placement("sync", 1, 1),
+    ],
+    ids=lambda placement: f"{placement.mode}-{placement.split}",
+)
+def test_the_keys_may_be_added_to_those_of_the_run_that_was_measured(measured: list[str], placement: Placement) -> None:
+    small = ["device.name=cpu", "actor.micro_batch_size=8", "rollout.max_num_seqs=8"]
+    config = load_config("sd3/flow_grpo_ocr_tiny", [*small, *measured, *keys_of(placement)])
+    assert (config.trainer.mode, config.actor.world_size) == (placement.mode, placement.train_devices)
+    assert config.rollout.replicas == placement.replicas
+    said = " ".join(keys_in_words(placement))
+    assert all(key in said for key in keys_of(placement))

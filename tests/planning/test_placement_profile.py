@@ -157,15 +157,30 @@ def test_a_run_gives_medians_without_its_warm_up(tmp_path: Path) -> None:
     assert (costs.reward, costs.sync) == (pytest.approx(0.25 / 12), 0.5)
 
 
-@pytest.mark.parametrize(("replicas", "devices"), [(4, 4), (1, 1)])
-def test_a_run_in_turn_on_the_devices_of_ranks_says_how_many(tmp_path: Path, replicas: int, devices: int) -> None:
-    run_dir = write_metrics(tmp_path / "run", "sync", [0.0] * 2)
+def placed_run(run_dir: Path, mode: str, ranks: int, replicas: int) -> Path:
+    write_metrics(run_dir, mode, [0.0] * 2)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config["actor"] = {"world_size": 4}
+    config["actor"] = {"world_size": ranks}
     config.setdefault("rollout", {})["replicas"] = replicas
-    config["launcher"] = {"options": {"rollout_devices": 0}}
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
-    assert profile_of_run(run_dir).rows[0].placement.devices == devices
+    return run_dir
+
+
+def test_a_run_in_turn_on_the_devices_of_ranks_says_how_many(tmp_path: Path) -> None:
+    assert profile_of_run(placed_run(tmp_path / "even", "sync", 4, 4)).rows[0].placement.devices == 4
+    uneven = placed_run(tmp_path / "uneven", "sync", 4, 1)
+    with pytest.raises(ConfigError, match="trained in 4 processes and drew in 1 in turn") as caught:
+        profile_of_run(uneven)
+    assert all(part in str(caught.value) for part in ("rollout.replicas=4", "--measured-devices"))
+    assert profile_of_run(uneven, devices=4).rows[0].placement.devices == 4
+
+
+def test_a_separate_run_says_how_many_devices_each_side_had(tmp_path: Path) -> None:
+    run_dir = placed_run(tmp_path / "run", "separate_async", 2, 3)
+    placed = profile_of_run(run_dir).rows[0].placement
+    assert (placed.train_devices, placed.rollout_devices, placed.replicas) == (2, 3, 3)
+    placed = profile_of_run(run_dir, tensor_parallel=2).rows[0].placement
+    assert (placed.train_devices, placed.rollout_devices, placed.replicas) == (2, 6, 3)
 
 
 def test_a_separate_run_has_devices_on_both_sides_and_counts_rounds_between_syncs(tmp_path: Path) -> None:

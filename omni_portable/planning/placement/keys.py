@@ -4,19 +4,44 @@ from __future__ import annotations
 
 from omni_portable.planning.placement.profile import Placement
 
+ALONE = ("actor.engine=single", "actor.world_size=1")
+"""Training in one process. An engine with ranks of a recipe would keep its own number of them."""
+IN_TURN = ("dataplane.max_staleness=0", "trainer.sync_interval=1", "trainer.hybrid.enabled=false")
+AT_ONCE = ("rollout.sleep_level=0", "trainer.actor_sleeps=[]", "trainer.hybrid.enabled=false")
+"""Keys at their defaults, which a recipe for another mode may have set and this one refuses."""
+
 
 def keys_of(placement: Placement) -> tuple[str, ...]:
-    """Overrides that make it; empty where no launcher places it: engines of several devices in turn with an actor."""
+    """Overrides that make it, whatever placement the recipe had before.
+
+    Empty where no launcher places it: engines of several devices in turn with an actor.
+    """
+    return (*_placing(placement), *defaults_of(placement)) if _placing(placement) else ()
+
+
+def defaults_of(placement: Placement) -> tuple[str, ...]:
+    """Those of the keys that say what holds anyway, unless the recipe was made for another mode."""
+    if placement.mode != "sync":
+        return AT_ONCE
+    return IN_TURN
+
+
+def _placing(placement: Placement) -> tuple[str, ...]:
+    """The keys that say who has which devices."""
     if placement.mode == "sync":
         return _in_turn(placement)
-    keys = [f"trainer.mode={placement.mode}", "launcher.name=ray"]
-    if placement.train_devices > 1:
-        keys += ["actor.engine=fsdp2", f"actor.world_size={placement.train_devices}"]
-    keys.append(f"rollout.replicas={placement.replicas}")
-    if placement.tensor_parallel > 1:
-        parallel = placement.tensor_parallel
-        keys += [f"rollout.options.tensor_parallel_size={parallel}", f"launcher.options.rollout_devices={parallel}"]
-    return (*keys, f"dataplane.max_staleness={placement.max_staleness}")
+    parallel = placement.tensor_parallel
+    ranks = (
+        ("actor.engine=fsdp2", f"actor.world_size={placement.train_devices}") if placement.train_devices > 1 else ALONE
+    )
+    keys = [f"trainer.mode={placement.mode}", "launcher.name=ray", *ranks, f"rollout.replicas={placement.replicas}"]
+    if parallel > 1:
+        keys.append(f"rollout.options.tensor_parallel_size={parallel}")
+    return (
+        *keys,
+        f"launcher.options.rollout_devices={parallel}",
+        f"dataplane.max_staleness={placement.max_staleness}",
+    )
 
 
 def _in_turn(placement: Placement) -> tuple[str, ...]:
@@ -24,7 +49,7 @@ def _in_turn(placement: Placement) -> tuple[str, ...]:
     if placement.tensor_parallel > 1:
         return ()
     if placement.devices == 1:
-        return "trainer.mode=sync", "launcher.name=local"
+        return "trainer.mode=sync", "launcher.name=local", "launcher.options={}", *ALONE, "rollout.replicas=1"
     return (
         "trainer.mode=sync",
         "launcher.name=ray",
@@ -37,13 +62,16 @@ def _in_turn(placement: Placement) -> tuple[str, ...]:
 
 def keys_in_words(placement: Placement) -> tuple[str, ...]:
     """Lines that give the keys, or say why there are none, and what they assume."""
-    keys = keys_of(placement)
+    keys = _placing(placement)
     if not keys:
         return (
             f"keys: none. A rollout replica that takes turns with the actor has the device of one rank, and these take "
             f"{placement.tensor_parallel} each",
         )
-    lines = [f"keys: {' '.join(keys)}"]
+    lines = [
+        f"keys: {' '.join(keys)}",
+        f"and, where the recipe has set them otherwise: {' '.join(defaults_of(placement))}",
+    ]
     if placement.mode != "sync":
         lines.append(f"dataplane.max_staleness={placement.max_staleness} is assumed, not measured (--max-staleness)")
     if placement.sync_rounds > 1:

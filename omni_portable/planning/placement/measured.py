@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from omni_portable.contracts.errors import RunDirectoryError
+from omni_portable.contracts.errors import ConfigError, RunDirectoryError
 from omni_portable.planning.placement.parse import LARGEST, parse_profile
 from omni_portable.planning.placement.profile import SCHEMA, SCHEMA_VERSION, Profile
 
@@ -37,25 +37,24 @@ def profile_of_run(
 
     Args:
         run_dir: what training wrote; the run may go on, and its last line may be cut off.
-        devices / rollout_devices: that the run used; None takes 1 (or those of the actor's ranks, where each had a
-            rollout replica beside it), or 1 + 1 where rollout had its own.
+        devices / rollout_devices: that the run used; None takes what its configuration says.
         tensor_parallel: devices of one rollout replica.
 
     Raises:
         RunDirectoryError: there is no such run, its files are damaged, or it has no step with timings.
-        ConfigError: the devices do not fit the run's mode.
+        ConfigError: the devices do not fit the run's mode, or a run in turn drew on fewer devices than it trained on.
     """
     config = _config(run_dir)
     steps = _steps(run_dir / "metrics.jsonl")
     mode = str(_at(config, "trainer.mode", "sync"))
     prompts, samples = (_whole(run_dir, config, key, 1) for key in ("data.train_batch_size", "rollout.n"))
-    placed: dict[str, Any] = {
-        "mode": mode,
-        "devices": devices or (_in_turn(run_dir, config) if mode == "sync" else 1 + (rollout_devices or 1)),
-        "tensor_parallel": tensor_parallel,
-    }
-    if mode != "sync":
-        placed["rollout_devices"] = rollout_devices or 1
+    placed: dict[str, Any] = {"mode": mode, "tensor_parallel": tensor_parallel}
+    if mode == "sync":
+        placed["devices"] = devices or _in_turn(run_dir, config)
+    else:
+        placed["rollout_devices"] = rollout_devices or _whole(run_dir, config, "rollout.replicas", 1) * tensor_parallel
+        trainers = _whole(run_dir, config, "actor.world_size", 1)
+        placed["devices"] = devices or trainers + placed["rollout_devices"]
         placed["max_staleness"] = _whole(run_dir, config, "dataplane.max_staleness", 1)
         optimizer_steps = max(1.0, statistics.median(step.get("actor/optimizer_steps", 1.0) for step in steps))
         placed["sync_rounds"] = math.ceil(_whole(run_dir, config, "trainer.sync_interval", 1) / optimizer_steps)
@@ -107,9 +106,19 @@ def _whole(run_dir: Path, config: Mapping[str, Any], key: str, default: int) -> 
 
 
 def _in_turn(run_dir: Path, config: Mapping[str, Any]) -> int:
-    """Devices of a run in mode sync, as its configuration says."""
+    """Devices of a run in mode sync, as its configuration says: as many draw as train.
+
+    Raises:
+        ConfigError: they do not.
+    """
     ranks, replicas = (_whole(run_dir, config, key, 1) for key in ("actor.world_size", "rollout.replicas"))
-    return ranks if ranks == replicas and _at(config, "launcher.options.rollout_devices", 1) == 0 else 1
+    if ranks != replicas:
+        raise ConfigError(
+            f"{run_dir} trained in {ranks} processes and drew in {replicas} in turn, and a row has one number of "
+            "devices for both",
+            remedy=f"measure a run with rollout.replicas={ranks}, or say with --measured-devices what it counts as",
+        )
+    return ranks
 
 
 def _text(path: Path) -> str:
