@@ -1,6 +1,8 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -174,11 +176,14 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer = ReplayBuffer(self.plane, staleness)
         self.waiting, self.out, self.evicted, self.version, self.added = [], [], [], 0, 0
 
-    @rule(lag=st.integers(0, 4), submission=st.integers(0, 5), size=st.integers(1, 3))
-    def add(self, lag, submission, size):
+    @rule(lag=st.integers(0, 4), submission=st.integers(0, 5), size=st.integers(1, 3), large=st.booleans())
+    def add(self, lag, submission, size, large):
         version = max(0, self.version - lag)
         name = f"g{self.added:03d}"
-        self.buffer.add(make_group(name, submission, [version] * size))
+        group = make_group(name, submission, [version] * size)
+        latents = torch.full((1 << 14 if large else 1,), float(self.added))  # large ones may wait elsewhere
+        group.trajectories = [replace(each, final_latents=latents) for each in group.trajectories]
+        self.buffer.add(group)
         self.waiting.append((version, submission, name))
         self.added += 1
 
@@ -198,6 +203,7 @@ class BufferMachine(RuleBasedStateMachine):
             return
         groups = self.buffer.sample(count, self.version)
         assert ids(groups) == [entry[2] for entry in fresh[:count]]
+        assert [f"g{int(group.trajectories[-1].final_latents[-1]):03d}" for group in groups] == ids(groups)
         self.out += ids(groups)
         self.waiting = fresh[count:]
 

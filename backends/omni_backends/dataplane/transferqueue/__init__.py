@@ -26,7 +26,7 @@ class TransferQueueOptions:
     capacity_groups: int = 4096
     """Groups that may wait at a time."""
     capacity_mib: int = 8192
-    """Memory that waiting groups may take in all storage processes together; the limit of one group too."""
+    """Memory that waiting groups may take altogether; the limit of one group too."""
     objects_from_kib: int = 64
     """Columns of a group from this size on wait in Ray's object store, smaller ones in the storage processes; 0: all of
     them there, which is slower, for clusters with little shared memory."""

@@ -133,6 +133,9 @@ def _start(name: str, options: TransferQueueOptions) -> Service:
         service.stop()
         raise
     log.info("started the queue '%s' with %d storage processes and %d for objects", name, len(units), len(keepers))
+    if keepers:
+        memory = int(dict(ray.cluster_resources()).get("object_store_memory", 0)) >> 20
+        log.info("groups up to %d MiB may wait; the cluster's object stores have %d MiB", options.capacity_mib, memory)
     return service
 
 
