@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from omni_portable.config.plugins import plugin_options, plugin_spec
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import ConfigError
@@ -26,10 +29,14 @@ def beside_ranks(config: RunConfig) -> bool:
     return getattr(options, "rollout_devices", None) == 0
 
 
-def engine_devices(config: RunConfig) -> int:
-    """Devices that one rollout engine works on, as its options say; 1 where they say nothing."""
-    options = plugin_options("rollout_engine", config.rollout.engine, config.rollout.options, key="rollout.options")
-    return int(getattr(options, "tensor_parallel_size", getattr(options, "devices", 1)))
+def engine_devices(engine: str, options: Mapping[str, Any]) -> int:
+    """Devices that one rollout engine works on, as its options say; 1 where they say nothing.
+
+    Args:
+        engine / options: rollout.engine and rollout.options.
+    """
+    built = plugin_options("rollout_engine", engine, options, key="rollout.options")
+    return int(getattr(built, "tensor_parallel_size", getattr(built, "devices", 1)))
 
 
 def check_colocation(config: RunConfig) -> None:
@@ -49,7 +56,7 @@ def check_colocation(config: RunConfig) -> None:
         )
     device = config.device.name.partition(":")[0]
     counted = device == "auto" or plugin_spec("device", device, "device.name").capabilities.get("accelerator")
-    if (size := engine_devices(config)) > 1 and counted:
+    if (size := engine_devices(config.rollout.engine, config.rollout.options)) > 1 and counted:
         raise ConfigError(
             f"rollout.engine={config.rollout.engine} works on {size} devices, and with "
             "launcher.options.rollout_devices=0 every replica shares the one device of a rank",

@@ -71,8 +71,19 @@ def _check_tags(tags: Sequence[str], key: str, source: Source) -> None:
 
 
 def _check_level(config: RunConfig, level: int, key: str, source: Source) -> None:
-    """An engine that declares its levels of sleep (capability `sleep_levels`) is not asked for another one."""
-    levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities.get("sleep_levels")
+    """An engine that declares its levels of sleep (capability `sleep_levels`) is not asked for another one.
+
+    One that declares `sleeps_on_host` false has none on a processor.
+    """
+    declared = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities
+    levels, device = declared.get("sleep_levels"), config.device.name.partition(":")[0]
+    on_host = device != "auto" and not plugin_spec("device", device, "device.name").capabilities.get("accelerator")
+    if level and on_host and declared.get("sleeps_on_host") is False:
+        raise ConfigError(
+            f"{source.describe(key, level)}: on a processor rollout.engine={config.rollout.engine} cannot sleep, and "
+            "would release nothing",
+            remedy=f"set {key}=0",
+        )
     if levels is not None and level and level not in levels:
         raise ConfigError(
             f"{source.describe(key, level)}: rollout.engine={config.rollout.engine} does not sleep so",

@@ -60,7 +60,7 @@ def cluster_layout(config: RunConfig, target: Target) -> Layout | None:
     if not launcher.capabilities.get("multi_process") or not hasattr(options, "rollout_devices"):
         return None
     rollout = float(options.rollout_devices)
-    parallel = engine_devices(config)
+    parallel = engine_devices(config.rollout.engine, config.rollout.options)
     if rollout and parallel > 1:
         rollout = max(rollout, float(parallel))
     teachers = len(config.model.teachers) * config.teacher.workers if pooled(config) else 0

@@ -61,6 +61,13 @@ def test_a_level_of_sleep_that_the_engine_does_not_declare_is_refused():
     assert "valid choices: 0, 1" in str(caught.value)
 
 
+def test_an_engine_that_cannot_sleep_on_a_processor_is_not_asked_to():
+    asked = ["rollout.engine=vllm", "rollout.sleep_level=1"]
+    with pytest.raises(ConfigError, match="on a processor rollout.engine=vllm cannot sleep"):
+        load_config("qwen3/grpo_letters_tiny", ["device.name=cpu", *asked])
+    assert load_config("qwen3/grpo_letters_tiny", ["device.name=cuda", *asked]).rollout.sleep_level == 1
+
+
 @pytest.mark.parametrize(
     ("override", "chosen", "owner"),
     [

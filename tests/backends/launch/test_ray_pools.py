@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
 from dataclasses import replace
@@ -238,10 +239,10 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="launcher.options.reward_cpus=-1.0 is below 0"):
         _check_launcher(run("sync", reward_cpus=-1), Source())
     parallel = run("sync", rollout_devices=1)
-    parallel.rollout.options = {"tensor_parallel_size": 2}
-    for device in ("cuda", "rocm:gfx942", "ascend"):
-        parallel.device.name = device
-        with pytest.raises(ConfigError, match="tensor_parallel_size=2 needs 2 .*rollout_devices is 1") as wrong:
+    engines = ("vllm", "tensor_parallel_size"), ("vllm_omni", "sequence_parallel_size")
+    for device, (engine, size) in itertools.product(("cuda", "rocm:gfx942", "ascend"), engines):
+        parallel.device.name, parallel.rollout.engine, parallel.rollout.options = device, engine, {size: 2}
+        with pytest.raises(ConfigError, match=f"{engine} work on 2 devices, .*rollout_devices is 1") as wrong:
             _check_launcher(parallel, Source())
         assert wrong.value.remedy == "set launcher.options.rollout_devices=2"
     parallel.device.name = "cpu"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from omni_portable.config.colocation import beside_ranks, check_colocation
+from omni_portable.config.colocation import beside_ranks, check_colocation, engine_devices
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
@@ -103,7 +103,7 @@ class RayOptions:
                 replicas that find no rank to share a device with.
         """
         check_colocation(config)
-        check_parallel(self, config.device.name, config.rollout.options)
+        check_parallel(self, config.device.name, config.rollout.engine, config.rollout.options)
         engine = registry.spec("train_engine", config.actor.engine)
         if config.trainer.hybrid.enabled and engine.capabilities.get("rank_processes"):
             raise ConfigError(
@@ -125,22 +125,22 @@ class RayOptions:
             )
 
 
-def check_parallel(options: RayOptions, device: str, rollout: Mapping[str, Any]) -> None:
+def check_parallel(options: RayOptions, device: str, engine: str, rollout: Mapping[str, Any]) -> None:
     """Refuse an engine of several devices beside another number of them.
 
     Args:
         device: its name; 'auto' is looked at when the roles are placed, by which time it is known.
-        rollout: rollout.options.
+        engine / rollout: rollout.engine and rollout.options.
 
     Raises:
-        ConfigError: rollout.options.tensor_parallel_size differs from launcher.options.rollout_devices.
+        ConfigError: the devices that the engine's options make it work on differ from launcher.options.rollout_devices.
     """
-    name, size = device.partition(":")[0], rollout.get("tensor_parallel_size", 1)
+    name, size = device.partition(":")[0], engine_devices(engine, rollout)
     if size in (1, options.rollout_devices) or name == "auto":
         return
     if registry.spec("device", name).capabilities.get("accelerator"):
         raise ConfigError(
-            f"rollout.options.tensor_parallel_size={size} needs {size} devices for every rollout replica, and "
+            f"rollout.options make every replica of rollout.engine={engine} work on {size} devices, and "
             f"launcher.options.rollout_devices is {options.rollout_devices:g}",
             remedy=f"set launcher.options.rollout_devices={size}",
         )

@@ -87,8 +87,9 @@ class RayLauncher:
         """
         for role in roles:
             if role.name == "rollout":
-                engine = role.config.get("rollout", {}).get("options", {})
-                check_parallel(self._options, str(role.config["device"]["name"]), engine)
+                rollout = role.config.get("rollout", {})
+                name, options = rollout.get("engine", "native"), rollout.get("options", {})
+                check_parallel(self._options, str(role.config["device"]["name"]), name, options)
         wanted = self._pools = pools(roles, self._options)
         self._ranked = any(role.ranks for role in roles)
         self._connection = connect(self._options, local_cpus(wanted, self._options))

@@ -81,6 +81,7 @@ SPEC = PluginSpec(
         "lora": True,
         "full_weights": True,
         "sleep_levels": (1, 2),
+        "sleeps_on_host": False,
         "multi_process": True,
     },
 )
