@@ -49,14 +49,6 @@ def unsupported(config: RunConfig, target: Target) -> Iterator[Reason]:
                 tuple(devices),
             )
     yield from _other_versions(config, target)
-    if not can_sleep(config, config.rollout.sleep_level):
-        levels = plugin_spec("rollout_engine", config.rollout.engine, "rollout.engine").capabilities["sleep_levels"]
-        yield Reason(
-            "rollout.sleep_level",
-            f"rollout.engine={config.rollout.engine} does not sleep at level {config.rollout.sleep_level}",
-            "set rollout.sleep_level to one of the choices",
-            tuple(str(each) for each in (0, *levels)),
-        )
     for key, check in (("rollout.height", check_extents), ("model.teachers", check_companions)):
         try:
             check(config)
