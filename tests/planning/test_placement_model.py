@@ -142,6 +142,8 @@ def test_measured_stages_give_their_costs_back(r0: float, r1: float, t0: float, 
 
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=3, max_size=6), st.integers(0, 99))
 @example([[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.401298464324817e-45, 0.0]], 0)
+@example([[0.0, 0.0, 0.0, 2.2250738585e-313], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]], 0)
+@example([[1e-150, 0.0, 0.0, 1.1e-150], [0.0, 5e-324, 0.0, 0.0], [0.0, 0.0, 1e-300, 0.0]], 0)
 @settings(max_examples=40, deadline=None)
 def test_no_other_non_negative_solution_is_closer(rows: list[list[float]], seed: int) -> None:
     matrix, generator = np.array(rows), np.random.default_rng(seed)

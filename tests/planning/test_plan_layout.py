@@ -54,7 +54,15 @@ def test_devices_of_actor_and_rollout_are_told_apart() -> None:
         (("rollout.replicas=2", "launcher.options.rollout_devices=0.5"), 2),
         (("reward.workers=2", "launcher.options.reward_devices=1"), 4),
         (("launcher.options.trainer_devices=2",), 3),
-        (("rollout.engine=vllm_omni", "rollout.options.sequence_parallel_size=2", "rollout.replicas=2"), 5),
+        (
+            (
+                "rollout.engine=vllm_omni",
+                "rollout.options.sequence_parallel_size=2",
+                "launcher.options.rollout_devices=2",
+                "rollout.replicas=2",
+            ),
+            5,
+        ),
     ],
 )
 def test_devices_of_all_roles_are_counted(overrides: tuple[str, ...], used: int) -> None:

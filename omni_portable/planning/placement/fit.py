@@ -18,6 +18,8 @@ Array = npt.NDArray[np.float64]
 MAX_CASES = 4096
 SAME = 0.005
 """Fits whose relative errors differ by less explain the rows equally well."""
+TINY = 1e-150
+"""Columns of numbers up to that are nothing: what they would be multiplied by might be beyond all numbers."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ def non_negative_least_squares(matrix: Array, values: Array) -> Array:
     """x >= 0 of least |matrix x - values|, by trying every set of columns; of equals the one with the fewest columns.
 
     Args:
-        matrix: (rows, columns), a handful of columns.
+        matrix: (rows, columns), a handful of columns; one in which no number is above `TINY` takes no part.
         values: (rows,).
     """
     # Columns of very different sizes would lose the small ones to the solver's cut-off of singular values.
     sizes = np.abs(matrix).max(axis=0)
+    sizes = np.where(sizes > TINY, sizes, 0.0)
     scaled = matrix / np.where(sizes > 0, sizes, 1.0)
     columns = matrix.shape[1]
     best, least = np.zeros(columns), float(np.linalg.norm(values))
