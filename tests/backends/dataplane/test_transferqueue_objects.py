@@ -25,21 +25,6 @@ pytestmark = pytest.mark.ray
 MIB = 1 << 20
 
 
-@pytest.fixture
-def attach(queue):
-    """Further planes on the queue 'tests', which is empty; they find it and leave it running."""
-    queue.drop([tag.group_id for tag in queue.tags()])
-    made = []
-
-    def make(**changes):
-        made.append(TransferQueuePlane(queue_options(**changes)))
-        return made[-1]
-
-    yield make
-    for plane in made:
-        plane._rows.close()
-
-
 def entries(plane: TransferQueuePlane) -> list[str]:
     """Keys of which the queue's keepers own something."""
     held = ray.get([keeper.keys.remote() for keeper in plane._service.keepers])

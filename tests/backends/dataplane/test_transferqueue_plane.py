@@ -31,21 +31,6 @@ pytestmark = pytest.mark.ray
 MIB = 1 << 20
 
 
-@pytest.fixture
-def attach(queue):
-    """Further planes on the queue 'tests', which is empty; they find it and leave it running."""
-    queue.drop([tag.group_id for tag in queue.tags()])
-    made = []
-
-    def make(**changes):
-        made.append(TransferQueuePlane(queue_options(**changes)))
-        return made[-1]
-
-    yield make
-    for plane in made:
-        plane._rows.close()
-
-
 def test_its_processes_listen_on_loopback_only(queue):
     heard = [(name, ip) for _, name, ip, _ in _listening()]
     assert sum("TransferQueueController" in name for name, _ in heard) >= 2

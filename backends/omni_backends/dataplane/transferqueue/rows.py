@@ -15,6 +15,7 @@ from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta
 
 from omni_backends.dataplane.transferqueue.service import BACKEND, Service
+from omni_backends.rollout.external.loop import cancel_all
 from omni_portable.contracts.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Rows:
         if not self.closed:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.run_until_complete(_cancel_all())
+            self._loop.run_until_complete(cancel_all())
             self._client.close()
             self._loop.close()
 
@@ -185,10 +186,3 @@ def together(tags: Sequence[Tag]) -> list[list[int]]:
             size, here = tag[SIZE], tag[HERE]
         portions[-1].append(position)
     return portions
-
-
-async def _cancel_all() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -57,7 +57,7 @@ class LoopThread:
         """Cancel what runs and end the thread."""
         if self._loop.is_closed():
             return
-        ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        ended = asyncio.run_coroutine_threadsafe(cancel_all(), self._loop)
         try:
             ended.result(10)
         except concurrent.futures.TimeoutError:
@@ -70,7 +70,8 @@ class LoopThread:
             self._loop.close()
 
 
-async def _cancel_all() -> None:
+async def cancel_all() -> None:
+    """Cancel every other task of the loop that runs this one, and wait for them."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
