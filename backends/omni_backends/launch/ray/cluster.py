@@ -114,11 +114,12 @@ def _join(address: str, said: str) -> Connection:
         with _loopback() if _on_loopback(address) else nullcontext():
             _init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        client = "; for ray:// start the head with GRPC_ENABLE_FORK_SUPPORT=0" if address.startswith("ray://") else ""
         raise ClusterError(
-            f"{said}: no Ray cluster can be joined there: {error}",
+            f"{said}: no Ray cluster can be joined there: {' '.join(str(error).split())[-300:]}",
             remedy="start one (`ray start --head`), mend the address, or leave it out to have one started for this "
             "run; a cluster with a token (that of another run has one, too) takes RAY_AUTH_MODE=token and its "
-            "RAY_AUTH_TOKEN_PATH",
+            f"RAY_AUTH_TOKEN_PATH{client}",
         ) from error
     log.info("joined the Ray cluster at %s", address)
     here = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address

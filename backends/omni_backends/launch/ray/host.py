@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 from omni_backends.launch.local import builder
@@ -40,6 +41,12 @@ LOG_PART = 1 << 20
 def versions() -> dict[str, str]:
     """What must be the same on both sides."""
     return {"omni-portable": version("omni-portable"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def node_address() -> str:
+    """The address by which the cluster knows this machine (of a cluster on loopback, that)."""
+    here = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
 
 
 class _Lossy(io.FileIO):
@@ -97,7 +104,8 @@ class Host:
             role = Role(**unpack(blob))
             self._role = builder(role)(role.config, **role.arguments)
             log.info("'%s' is ready in process %d", role.label, os.getpid())
-            return {"name": getattr(self._role, "name", ""), "versions": versions(), "pid": os.getpid()}
+            facts = {"versions": versions(), "pid": os.getpid(), "address": node_address()}
+            return {"name": getattr(self._role, "name", ""), **facts}
 
         return answered(lambda: self._call(make))
 

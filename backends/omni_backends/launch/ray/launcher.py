@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,7 +34,7 @@ from omni_backends.launch.ray.rewards import RemoteRewards, ScoringLimits
 from omni_backends.launch.ray.teachers import RemoteTeacher
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.config.schema import RewardConfig
-from omni_portable.contracts.errors import ClusterError, LifecycleError, OmniPortableError
+from omni_portable.contracts.errors import ClusterError, LifecycleError, OmniPortableError, WorkerLostError
 from omni_portable.contracts.launcher import Role
 from omni_portable.rollout.codec import pack
 
@@ -44,6 +45,8 @@ POLICY = ("timeout_s", "retries")
 """Keys of the reward section that say how long scoring may take."""
 ROOM_S = 10.0
 """Seconds that other runs are given to return what they used."""
+AGAIN_S = 1.0
+"""Before a worker is placed again."""
 CALLS_AT_ONCE = 32
 """Calls that a worker may serve side by side, so that an abort is never queued behind what it aborts."""
 
@@ -111,9 +114,22 @@ class RayLauncher:
         Raises:
             LifecycleError: the role is running, or the launcher was shut down.
             ClusterError: the worker does not start in time, or runs other versions than the trainer.
+            WorkerLostError: its process ended as it started, though its machine lives.
         """
         if role.name not in REMOTE:
             return self._here.start(self._with_ranks(role) if role.ranks else role)
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while True:
+            dead = dead_machines()
+            try:
+                return self._try_start(role)
+            except WorkerLostError as error:
+                if not (placed_on_dead(error, dead) and time.monotonic() < deadline):
+                    raise
+                log.warning("'%s' is placed again: its machine was lost as it started (%s)", role.label, error.problem)
+                time.sleep(AGAIN_S)
+
+    def _try_start(self, role: Role) -> Any:
         with self._lock:
             if self._closed or role.label in self._workers:
                 why = "the launcher was shut down" if self._closed else "it runs already"
@@ -247,7 +263,7 @@ class RayLauncher:
         built = worker.ask("build", pack(description), timeout_s=self._options.start_timeout_s)
         check_versions(role.label, built["versions"], versions())
         worker.pid = built["pid"]
-        log.info("'%s' runs in process %d", role.label, worker.pid)
+        log.info("'%s' runs in process %d on %s", role.label, worker.pid, built["address"])
         if role.name == "rollout":
             bucket = math.ceil(self._options.bucket_mib * (1 << 20))
             return RemoteRolloutEngine(worker, built["name"], bucket, apart=self._ranked)
@@ -256,6 +272,20 @@ class RayLauncher:
         policy = {name: value for name, value in role.config.get("reward", {}).items() if name in POLICY}
         own = replace(RewardConfig(), **policy)
         return RemoteRewards(worker, ScoringLimits(own.timeout_s, own.retries, self._options.answer_timeout_s))
+
+
+def dead_machines() -> frozenset[str]:
+    """Ids of those that the cluster has lost."""
+    return frozenset(str(node["NodeID"]) for node in ray.nodes() if not node["Alive"])
+
+
+def placed_on_dead(error: WorkerLostError, before: frozenset[str]) -> bool:
+    """Was a worker lost as it started because Ray placed it on a machine that is gone, but not yet known to be?
+
+    Args:
+        before: :func:`dead_machines` when it was placed.
+    """
+    return isinstance(error.__cause__, ActorUnavailableError) or dead_machines() > before
 
 
 def rank_log(role: Role, rank: int) -> Path | None:

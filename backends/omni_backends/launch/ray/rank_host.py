@@ -8,10 +8,9 @@ import socket
 from typing import Any
 
 import psutil
-import ray
 
 from omni_backends.launch.ray.cluster import is_loopback
-from omni_backends.launch.ray.host import Host, versions
+from omni_backends.launch.ray.host import Host, node_address, versions
 from omni_backends.launch.ray.tensors import Parts
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import ClusterError, LifecycleError
@@ -58,12 +57,6 @@ class RankHost(Host):
 
         answer: bytes = self._call(serve)
         return answer
-
-
-def node_address() -> str:
-    """The address by which the cluster knows this machine (of a cluster on loopback, that)."""
-    here = ray.get_runtime_context().get_node_id()
-    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
 
 
 def interface(address: str) -> str:
