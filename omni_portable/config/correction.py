@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from omni_portable.config.convert import Source, show, suggest
+from omni_portable.config.modes import SYNC
+from omni_portable.config.plugins import algorithm_name, plugin_spec
 from omni_portable.config.schema import RolloutCorrectionConfig, RunConfig
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 from omni_portable.contracts.registry import PluginSpec
@@ -16,6 +18,24 @@ _KEY = "rollout_correction"
 _WEIGHTS = ("threshold", "lower", "normalize")
 """Keys that say how importance weights are made."""
 _DEFAULTS = RolloutCorrectionConfig()
+
+
+def effective(config: RunConfig) -> RolloutCorrectionConfig:
+    """`rollout_correction` with mode 'auto' decided.
+
+    Clipping bounds how far an update moves the policy. Of samples that an older policy drew, ratios against that one
+    leave a narrow range before the update begins, and most of them would teach nothing. So where rollout runs ahead,
+    ratios are taken against the actor before its update, and what it has moved since the samples were drawn becomes a
+    truncated weight (the decoupled objective of Hilton et al. 2021, "Batch size-invariance for policy optimization").
+    """
+    correction = config.rollout_correction
+    if correction.mode != "auto":
+        return correction
+    ahead = config.trainer.mode != SYNC and config.dataplane.max_staleness > 0
+    spec = plugin_spec("algorithm", algorithm_name(config), "algorithm.name")
+    if ahead and spec.capabilities.get("needs_log_probs"):
+        return replace(correction, mode="decoupled", importance="step")
+    return replace(correction, mode="off")
 
 
 def parse_bounds(statistic: str, text: str) -> tuple[float, float]:
@@ -59,6 +79,9 @@ def check_correction(config: RunConfig, algorithm: PluginSpec, source: Source) -
         ConfigError: names the keys and what to set; CapabilityError where the algorithm has no ratios to correct.
     """
     correction = config.rollout_correction
+    if correction.mode == "auto":
+        _refuse_ignored(correction, ("importance", *_WEIGHTS, "reject"), "mode=auto", "mode=decoupled", source)
+        return
     for statistic, text in correction.reject.items():
         parse_bounds(statistic, text)
     if correction.mode == "off":

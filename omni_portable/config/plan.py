@@ -7,6 +7,7 @@ from typing import Any
 
 from omni_portable.config.batches import Batches, resolve_batches
 from omni_portable.config.colocation import beside_ranks, rank_processes
+from omni_portable.config.correction import effective
 from omni_portable.config.drawing import validation_changes
 from omni_portable.config.kinds import trained_kind
 from omni_portable.config.modes import SYNC
@@ -131,6 +132,11 @@ def _mode_lines(config: RunConfig) -> Sequence[str]:
         f"  mode {trainer.mode}: {ahead}; new weights {travel}",
         f"  weights are handed over every {_several(trainer.sync_interval, 'optimizer step')}, at the end of a round",
     ]
+    if config.rollout_correction.mode == "auto" and effective(config).mode != "off":
+        lines.append(
+            "  samples may be older than the actor, which scores them again before each update: ratios are taken against "
+            "that (rollout_correction.mode=auto)"
+        )
     if hybrid.enabled:
         lines.append(
             f"  the actor's devices are lent to rollout while less than {100 * hybrid.lend_below:g} % of a step's "

@@ -137,7 +137,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "trainer.mode": ("sync", "separate_async", "fully_async"),
     "trainer.progress": ("auto", "rich", "plain", "off"),
     "consistency.measure": ("first_mini_batch", "full", "off"),
-    "rollout_correction.mode": ("off", "decoupled", "bypass"),
+    "rollout_correction.mode": ("auto", "off", "decoupled", "bypass"),
     "rollout_correction.importance": ("off", "step", "trajectory"),
 }
 

@@ -365,10 +365,11 @@ class ConsistencyConfig:
 
 @dataclass
 class RolloutCorrectionConfig:
-    mode: str = "off"
-    """'off': ratios are taken against the rollout's log-probs as they are; 'decoupled': the actor scores the rollout
-    again, ratios are taken against that, and what the two engines differ by is corrected as below; 'bypass': as 'off',
-    and the differences are only measured, and rejected where they leave their bounds."""
+    mode: str = "auto"
+    """'auto': 'decoupled' with importance 'step' where rollout runs ahead of training and the algorithm takes ratios,
+    else 'off'. 'off': ratios are taken against the rollout's log-probs as they are; 'decoupled': the actor scores the
+    rollout again, ratios are taken against that, and what the two engines differ by is corrected as below; 'bypass': as
+    'off', and the differences are only measured, and rejected where they leave their bounds."""
     importance: str = "off"
     """Weights exp(actor - rollout): 'off', per 'step', or per 'trajectory' (sum over its stored steps)."""
     threshold: float = 2.0

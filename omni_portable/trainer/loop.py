@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from omni_portable.config.correction import effective
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.dataplane import ScoredGroup
 from omni_portable.contracts.logger import MetricLogger
@@ -110,10 +111,11 @@ class Loop:
         comparable = algorithm.row_kind in ("transitions", "tokens") and consistency.measure != "off"
         if comparable and step == self.start_step + 1 == 1 and consistency.batch_shapes:
             metrics |= batch_shape_gaps(self.actor, batch, consistency.batch_shapes)
-        correcting = self.config.rollout_correction.mode != "off"
+        correction = effective(self.config)
+        correcting = correction.mode != "off"
         full = self.actor.log_probs(batch) if correcting or (comparable and consistency.measure == "full") else None
         if correcting and full is not None:
-            batch, corrected = correct_batch(batch, full, self.config.rollout_correction)
+            batch, corrected = correct_batch(batch, full, correction)
             metrics |= corrected
         outcome = self.update.run(batch)
         if algorithm.requires.old_policy and (decay := algorithm.old_policy_decay(step)) is not None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from omni_portable.config.correction import STATISTICS, parse_bounds
+from omni_portable.config.correction import STATISTICS, effective, parse_bounds
 from omni_portable.config.loader import load_config
 from omni_portable.contracts.errors import CapabilityError, ConfigError
 
@@ -72,11 +72,12 @@ def test_statistics_and_bounds_that_mean_nothing_are_refused_before_a_run(reject
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        (("normalize=true",), "rollout_correction.mode=off ignores it"),
-        (("threshold=3",), "rollout_correction.mode=off ignores it"),
-        (("lower=0.5",), "rollout_correction.mode=off ignores it"),
-        (("importance=step",), "rollout_correction.mode=off ignores it"),
-        (("reject={mean_k3: '1'}",), "rollout_correction.mode=off ignores it"),
+        (("normalize=true",), "rollout_correction.mode=auto ignores it"),
+        (("threshold=3",), "rollout_correction.mode=auto ignores it"),
+        (("lower=0.5",), "rollout_correction.mode=auto ignores it"),
+        (("importance=step",), "rollout_correction.mode=auto ignores it"),
+        (("reject={mean_k3: '1'}",), "rollout_correction.mode=auto ignores it"),
+        (("mode=off", "importance=step"), "rollout_correction.mode=off ignores it"),
         (("mode=decoupled", "normalize=true"), "importance=off ignores it"),
         (("mode=decoupled", "threshold=3"), "importance=off ignores it"),
         (("mode=bypass", "lower=0.5"), "importance=off ignores it"),
@@ -95,3 +96,25 @@ def test_settings_that_do_nothing_or_train_nothing_are_refused(settings: tuple[s
 def test_algorithms_without_ratios_have_nothing_to_correct():
     said = fails("mode=bypass", recipe="sd3/diffusion_nft_ocr_tiny", error=CapabilityError)
     assert "takes no ratios to correct" in said
+
+
+AHEAD = ("trainer.mode=separate_async", "dataplane.max_staleness=1")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "found"),
+    [
+        (SD3, (), ("off", "off")),
+        (SD3, AHEAD, ("decoupled", "step")),
+        (SD3, ("trainer.mode=fully_async", AHEAD[1]), ("decoupled", "step")),
+        ("sd3/diffusion_nft_ocr_tiny", AHEAD, ("off", "off")),
+        (SD3, AHEAD[:1], ("off", "off")),
+        (SD3, (*AHEAD, "rollout_correction.mode=off"), ("off", "off")),
+        (SD3, (*AHEAD, "rollout_correction.mode=bypass"), ("bypass", "off")),
+    ],
+)
+def test_ratios_are_against_the_actor_where_samples_may_be_older(
+    recipe: str, settings: tuple[str, ...], found: tuple[str, str]
+):
+    decided = effective(load_config(recipe, list(settings)))
+    assert (decided.mode, decided.importance) == found
