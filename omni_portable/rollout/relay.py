@@ -63,6 +63,11 @@ class Relay:
                 raise WeightSyncError(f"the weight stream broke off: {self.failure}") from self.failure
             return self._piece
 
+    def stop(self, why: str) -> None:
+        """Make no further piece."""
+        with self._turn:
+            self._pieces = _stopped(why)
+
     def finish(self) -> None:
         """Have those pieces made, too, that nobody was left to read, if they are kept. For when all have left."""
         with self._turn:
@@ -80,6 +85,11 @@ class Relay:
             self.kept |= self._piece
         self._made += 1
         self._turn.notify_all()
+
+
+def _stopped(why: str) -> Iterator[Piece]:
+    raise WeightSyncError(why)
+    yield {}
 
 
 class _Read:

@@ -224,14 +224,19 @@ class Router:
             relay = Relay(stream, len(able), keep=self._crew.keeps)
         else:
             tensors = dict(stream)
-        answers = call_all(able, lambda engine: _stage(engine, relay or (stream.manifest, tensors), version))
+        try:
+            answers = call_all(able, lambda engine: _stage(engine, relay or (stream.manifest, tensors), version))
+        except BaseException:
+            if relay is not None:
+                relay.stop("the update was interrupted")
+            raise
         self._crew.settle(answers, able)
-        told, failure = set(answers.done), answers.first_failure()
+        told, failure = list(answers.done), answers.first_failure()
         if relay is not None:
             if failure is None:
                 relay.finish()
             if relay.failure is not None:
-                told, failure = set(able) - set(answers.lost), relay.failure
+                told, failure = [name for name in able if name not in answers.lost], relay.failure
             tensors = relay.kept
         if failure is not None:
             self._crew.lose(call_all({name: able[name] for name in told}, _discard).lost, able)

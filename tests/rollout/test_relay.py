@@ -140,3 +140,19 @@ def test_what_is_kept_is_all_even_where_nobody_is_left_to_read_it() -> None:
     side_by_side(failing, leaves)
     failing.finish()
     assert isinstance(failing.failure, ZeroDivisionError)
+
+
+def test_after_a_stop_no_piece_is_made() -> None:
+    stream = Pieces(4)
+    relay = Relay(stream, 1, keep=True)
+
+    def stops(given: PiecewiseStream) -> list[str]:
+        pieces = given.pieces()
+        next(pieces)
+        relay.stop("the update was interrupted")
+        return [name for piece in pieces for name in piece]
+
+    (error,) = side_by_side(relay, stops)
+    assert isinstance(error, WeightSyncError)
+    assert "the update was interrupted" in error.problem
+    assert stream.made == [0]

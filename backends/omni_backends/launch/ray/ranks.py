@@ -86,7 +86,8 @@ class RankActors:
 
     def receive(self, rank: int) -> tuple[bytes, object]:
         worker = self._workers[rank]
-        answered, *beside = self._answers.pop(rank)  # what is beside it is freed once nobody else holds it
+        answered, *beside = self._answers[rank]
+        self._answers[rank] = [answered]  # what is beside it is freed once nobody else holds it
         try:
             answer: bytes = ray.get(answered)
         except ObjectLostError as error:
