@@ -34,9 +34,9 @@ class RankPlace:
 Parts: TypeAlias = "Sequence[memoryview]"
 """What another process holds of one sample, or of several: rows of bytes that nobody writes to."""
 
-Serve = Callable[[bytes, Sequence[Parts]], bytes]
-"""Answers one message of the engine's driver, to which further parts may belong; what it raises is an error of the
-program."""
+Serve = Callable[[bytes, Sequence[Parts]], "tuple[bytes, Parts]"]
+"""Answers one message of the engine's driver, to which further parts may belong; of the answer, large tensors may be
+parts beside it. What it raises is an error of the program."""
 
 RankEntry = Callable[[bytes, RankPlace], tuple[bytes, Serve | None]]
 """What an engine names as 'module:function' for its processes to run first: (what the driver sent, place) -> (first
@@ -74,8 +74,9 @@ class RankProcesses(Protocol):
         """Those of `ranks` whose answer is there, or that are gone; at least one unless the time is over."""
         ...
 
-    def receive(self, rank: int) -> bytes:
-        """The answer; waits for it.
+    def receive(self, rank: int) -> tuple[bytes, object]:
+        """The answer, and where the parts beside it are (a `rollout.distant.TensorSource`), which stay there as long as
+        anybody holds that; waits for it.
 
         Raises:
             WorkerLostError: the process is gone.
@@ -90,6 +91,11 @@ class RankProcesses(Protocol):
 
 class RankSpawner(Protocol):
     """Starts the processes of an engine."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Weights leave the processes in pieces of at most this size (a larger tensor is a piece of its own)."""
+        ...
 
     def __call__(self, engine: str, count: int) -> RankProcesses:
         """

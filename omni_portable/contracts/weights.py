@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -61,3 +61,16 @@ class WeightStream(Protocol):
     manifest: WeightManifest
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
+@runtime_checkable
+class PiecewiseStream(Protocol):
+    """A `WeightStream` of which a few tensors are made at a time. It is read either way, once."""
+
+    manifest: WeightManifest
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def pieces(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        """The same tensors in the same order. A piece may be let go of before the next one is asked for."""
+        ...

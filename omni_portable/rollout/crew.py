@@ -20,6 +20,7 @@ from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import RecallableUpdates, RolloutEngine
 from omni_portable.contracts.weights import WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
+from omni_portable.rollout.distant import kept
 from omni_portable.rollout.fanout import Answers, call_all, check_acks, give_up
 from omni_portable.rollout.seats import Seat
 
@@ -34,9 +35,9 @@ Latest = tuple[int, WeightStream]
 class Crew:
     """Seats of living replicas, the state that all of them are in, and the policy version that all of them hold.
 
-    Where lost replicas are replaced, a copy of the last weights is kept on the host: the actor has moved on by the
-    time that a replica needs them. Only the making of an engine runs in the background; it joins when the owner's
-    thread next looks.
+    Where lost replicas are replaced, a copy of the last weights is kept on the host, of distant tensors where these
+    are: the actor has moved on by the time that a replica needs them. Only the making of an engine runs in the
+    background; it joins when the owner's thread next looks.
 
     Args:
         replicas / restart / restarts / keep / abandon: as in :class:`omni_portable.rollout.router.Router`.
@@ -56,7 +57,7 @@ class Crew:
         self.restarted = 0
         self._restart, self._left = restart, restarts if restart else 0
         self._abandon = abandon or (lambda name: None)
-        self._keep = keep or restart is not None
+        self.keeps = keep or self._left > 0
         self._coming: dict[str, Future[RolloutEngine]] = {}
         self._latest: tuple[WeightManifest, dict[str, torch.Tensor]] | None = None
         self._trouble: OmniPortableError | None = None
@@ -220,8 +221,8 @@ class Crew:
     def remember(self, manifest: WeightManifest, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """All hold these weights now."""
         self.version = version
-        if self._keep:
-            self._latest = manifest, {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+        if self.keeps:
+            self._latest = manifest, {name: kept(tensor) for name, tensor in tensors.items()}
 
     def woke(self, tags: Sequence[str]) -> None:
         """All have woken these tags; they are paused as soon as their weights are awake."""

@@ -72,6 +72,30 @@ class DistantTensor(torch.Tensor):
         return self.here().__reduce_ex__(protocol)
 
 
+class Rows:
+    """A `TensorSource` in this process.
+
+    Args:
+        parts: rows of bytes, one for each tensor.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+
+    def part(self, number: int) -> memoryview:
+        return memoryview(self._parts[number])
+
+
+def brought(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its elements in this process, for whoever needs them more than once."""
+    return tensor.here() if isinstance(tensor, DistantTensor) else tensor
+
+
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements as they are now, for later: a copy on the CPU, or where the source of a distant tensor has them."""
+    return tensor if isinstance(tensor, DistantTensor) else tensor.detach().to("cpu", copy=True)
+
+
 class Bundles:
     """Sources of the distant tensors of a packed value, in the order in which it numbers them.
 

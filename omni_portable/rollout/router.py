@@ -12,7 +12,7 @@ from omni_portable.contracts.errors import LifecycleError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack, EngineState
 from omni_portable.contracts.rollout import EngineHealth, RolloutEngine, RolloutResult, StagedUpdates
 from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory, TokenRequest
-from omni_portable.contracts.weights import WeightManifest, WeightStream
+from omni_portable.contracts.weights import PiecewiseStream, WeightManifest, WeightStream
 from omni_portable.models.weights import NamedTensorStream
 from omni_portable.rollout.crew import Crew, Latest
 from omni_portable.rollout.fanout import (
@@ -24,6 +24,7 @@ from omni_portable.rollout.fanout import (
     same_checksums,
 )
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
+from omni_portable.rollout.relay import Relay
 from omni_portable.rollout.seats import Seat, choose
 
 Answer = TypeVar("Answer")
@@ -189,8 +190,7 @@ class Router:
         Raises:
             WeightSyncError: names the replica and the tensor; all stay paused.
         """
-        tensors = dict(stream)
-        staged = self._stage(stream.manifest, tensors, version)
+        staged, tensors = self._stage(stream, version)
         applied: list[RolloutEngine] = []
 
         def apply(engine: RolloutEngine) -> Ack:
@@ -210,17 +210,38 @@ class Router:
         self._crew.remember(stream.manifest, tensors, version)
         return joined_ack(acks, "update_weights", version)
 
-    def _stage(
-        self, manifest: WeightManifest, tensors: Mapping[str, torch.Tensor], version: int
-    ) -> list[RolloutEngine]:
-        """Have every replica that can stage receive and verify; those that did. One that cannot fails all."""
-        able = {name: engine for name, engine in self._crew.engines().items() if isinstance(engine, StagedUpdates)}
-        answers = call_all(able, lambda engine: _stage(engine, NamedTensorStream(manifest, tensors), version))
+    def _stage(self, stream: WeightStream, version: int) -> tuple[list[RolloutEngine], Mapping[str, torch.Tensor]]:
+        """Have every replica that can stage receive and verify; those that did, and the tensors for others. One that
+        cannot fails all.
+
+        A stream that is made in pieces is read by all at once where all can stage, and its tensors are at hand
+        afterwards only if copies are kept (without, there are no others: no replica is made anew).
+        """
+        engines = self._crew.engines()
+        able = {name: engine for name, engine in engines.items() if isinstance(engine, StagedUpdates)}
+        relay, tensors = None, dict[str, torch.Tensor]()
+        if isinstance(stream, PiecewiseStream) and len(able) == len(engines):
+            relay = Relay(stream, len(able), keep=self._crew.keeps)
+        else:
+            tensors = dict(stream)
+        try:
+            answers = call_all(able, lambda engine: _stage(engine, relay or (stream.manifest, tensors), version))
+        except BaseException:
+            if relay is not None:
+                relay.stop("the update was interrupted")
+            raise
         self._crew.settle(answers, able)
-        if (failure := answers.first_failure()) is not None:
-            self._crew.lose(call_all({name: able[name] for name in answers.done}, _discard).lost, able)
+        told, failure = list(answers.done), answers.first_failure()
+        if relay is not None:
+            if failure is None:
+                relay.finish()
+            if relay.failure is not None:
+                told, failure = [name for name in able if name not in answers.lost], relay.failure
+            tensors = relay.kept
+        if failure is not None:
+            self._crew.lose(call_all({name: able[name] for name in told}, _discard).lost, able)
             raise failure
-        return [able[name] for name in answers.done]
+        return [able[name] for name in answers.done], tensors
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Checksum per tensor, the same on every replica.
@@ -350,9 +371,14 @@ def _so_far(request: AnyRequest, ticket: Ticket) -> AnyRequest:
     return request.after(ticket.kept) if isinstance(request, TokenRequest) else request
 
 
-def _stage(engine: RolloutEngine, stream: WeightStream, version: int) -> Ack:
+def _stage(
+    engine: RolloutEngine, source: Relay | tuple[WeightManifest, Mapping[str, torch.Tensor]], version: int
+) -> Ack:
     assert isinstance(engine, StagedUpdates)
-    return engine.stage_weights(stream, version)
+    if not isinstance(source, Relay):
+        return engine.stage_weights(NamedTensorStream(*source), version)
+    with source.reading() as stream:
+        return engine.stage_weights(stream, version)
 
 
 def _discard(engine: RolloutEngine) -> Ack:

@@ -92,6 +92,15 @@ def build_counting(config, mark=""):
     return Counting(mark)
 
 
+class Owner:
+    """What it has put is lost with it."""
+
+    def put(self):
+        import ray
+
+        return [ray.put([bytes(1 << 20)])]
+
+
 def build_native(config, fails_at=0):
     """The native engine over the toy family; the update of so high a version breaks off in the middle, once."""
     from importlib.metadata import EntryPoint

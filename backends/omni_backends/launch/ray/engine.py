@@ -9,15 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from ray.exceptions import ObjectLostError
 
 from omni_backends.launch.ray.media import rejoined
-from omni_backends.launch.ray.tensors import Bundle
+from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
+from omni_portable.contracts.errors import WeightSyncError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import EngineHealth, RolloutResult
-from omni_portable.contracts.weights import WeightStream
+from omni_portable.contracts.weights import PiecewiseStream, WeightStream
 from omni_portable.rollout.codec import pack
+from omni_portable.rollout.distant import Bundles
 
 
 def buckets(stream: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -33,6 +36,17 @@ def buckets(stream: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[
         size += more
     if held:
         yield held
+
+
+def bounded(stream: WeightStream, limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The :func:`buckets` of a stream; of one that is made in pieces, those of each piece, which is let go of before
+    the next is made."""
+    if not isinstance(stream, PiecewiseStream):
+        yield from buckets(stream, limit)
+        return
+    for piece in stream.pieces():
+        yield from buckets(piece.items(), limit)
+        del piece
 
 
 class RemoteRolloutEngine:
@@ -99,8 +113,9 @@ class RemoteRolloutEngine:
     def stage_weights(self, stream: WeightStream, version: int) -> Ack:
         started = time.perf_counter()
         self._worker.ask("stage", pack(stream.manifest), version)
-        for bucket in buckets(stream, self._bucket_bytes):
-            self._worker.ask("bucket", pack(bucket))
+        for bucket in bounded(stream, self._bucket_bytes):
+            self._send(bucket)
+            del bucket
         received = self._worker.ask("seal")
         return Ack("stage_weights", version, received, time.perf_counter() - started)
 
@@ -122,6 +137,21 @@ class RemoteRolloutEngine:
 
     def statistics(self) -> dict[str, float]:
         return dict(self._control("statistics"))
+
+    def _send(self, bucket: dict[str, torch.Tensor]) -> None:
+        """Some tensors of an update; those in the object store go by reference, and the worker reads them there."""
+        bundles = Bundles()
+        blob = pack(bucket, bundles)
+        try:
+            self._worker.ask("bucket", blob, *map(reference_of, bundles.sources))
+        except WorkerLostError as error:
+            if not isinstance(error.__cause__, ObjectLostError):
+                raise
+            raise WeightSyncError(
+                f"the tensor '{next(iter(bucket))}' and {len(bucket) - 1} more that went with it are gone from the "
+                f"cluster's object store: {error.__cause__}",
+                remedy="a machine was lost, or its object store: trainer.sync_attempts above 1 sends the weights again",
+            ) from error
 
     def _control(self, operation: str, **arguments: Any) -> Any:
         return self._ack("control", operation, pack(arguments))

@@ -20,7 +20,7 @@ import torch
 
 from omni_backends.launch.local import builder
 from omni_backends.launch.ray.media import Names, completed, separated
-from omni_backends.launch.ray.tensors import SHARED, Outgoing, thinned
+from omni_backends.launch.ray.tensors import SHARED, Outgoing, Parts, thinned
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.launcher import Role
@@ -30,7 +30,7 @@ from omni_portable.contracts.rollout import RecallableUpdates, RolloutResult
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
 from omni_portable.rollout.codec import unpack
-from omni_portable.rollout.distant import Bundles
+from omni_portable.rollout.distant import Bundles, Rows, brought
 
 log = logging.getLogger(__name__)
 
@@ -236,12 +236,13 @@ class RolloutHost(Host):
 
         return answered(begin)
 
-    def bucket(self, blob: bytes) -> bytes:
-        """Some of its tensors, by name."""
+    def bucket(self, blob: bytes, *bundles: Parts) -> bytes:
+        """Some of its tensors, by name, of which some are in bundles of the object store."""
 
         def add() -> None:
             _, _, tensors = self._expected()
-            tensors.update(unpack(blob))
+            found = unpack(blob, [Rows(parts) for parts in bundles])
+            tensors.update({name: brought(tensor) for name, tensor in found.items()})
 
         return answered(add)
 

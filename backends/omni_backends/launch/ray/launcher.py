@@ -205,10 +205,11 @@ class RayLauncher:
 
     def _with_ranks(self, role: Role) -> Role:
         """The same role, whose engine has its ranks started in the role's pool."""
-        setup = replace(
-            role.here["setup"], spawn=RankPool(partial(self._start_ranks, role), bool(device_resource(role)))
-        )
-        return replace(role, here={**role.here, "setup": setup})
+        spawn = RankPool(partial(self._start_ranks, role), bool(device_resource(role)), self._bucket_bytes())
+        return replace(role, here={**role.here, "setup": replace(role.here["setup"], spawn=spawn)})
+
+    def _bucket_bytes(self) -> int:
+        return math.ceil(self._options.bucket_mib * (1 << 20))
 
     def _start_ranks(self, role: Role, count: int) -> list[StartedRank]:
         roles = [replace(role, replica=rank, log=rank_log(role, rank)) for rank in range(count)]
@@ -265,8 +266,7 @@ class RayLauncher:
         worker.pid = built["pid"]
         log.info("'%s' runs in process %d on %s", role.label, worker.pid, built["address"])
         if role.name == "rollout":
-            bucket = math.ceil(self._options.bucket_mib * (1 << 20))
-            return RemoteRolloutEngine(worker, built["name"], bucket, apart=self._ranked)
+            return RemoteRolloutEngine(worker, built["name"], self._bucket_bytes(), apart=self._ranked)
         if role.name == "teacher":
             return RemoteTeacher(worker)
         policy = {name: value for name, value in role.config.get("reward", {}).items() if name in POLICY}

@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any
 
+import numpy as np
 import psutil
 
 from omni_backends.launch.ray.cluster import is_loopback
@@ -47,15 +48,17 @@ class RankHost(Host):
         answer: bytes = self._call(begin)
         return answer
 
-    def command(self, message: bytes, *bundles: Parts) -> bytes:
-        """The rank's answer to a message of its driver, of whose tensors some are in bundles of the object store."""
+    def command(self, message: bytes, *bundles: Parts) -> tuple[bytes, Parts]:
+        """The rank's answer to a message of its driver, of whose tensors some are in bundles of the object store; and a
+        bundle of tensors that the answer leaves out."""
 
-        def serve() -> bytes:
+        def serve() -> tuple[bytes, Parts]:
             if self._serve is None:
                 raise LifecycleError("this process holds no rank", remedy="begin one first")
-            return self._serve(message, [[memoryview(part) for part in parts] for parts in bundles])
+            answer, parts = self._serve(message, [[memoryview(part) for part in parts] for parts in bundles])
+            return answer, [np.asarray(part) for part in parts]
 
-        answer: bytes = self._call(serve)
+        answer: tuple[bytes, Parts] = self._call(serve)
         return answer
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayError
 
-from omni_backends.launch.ray.tensors import reference_of
+from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import ClusterError
 from omni_portable.contracts.ranks import RankPlace
+from omni_portable.rollout.distant import Rows
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class RankActors:
         self._facts = [one.facts for one in started]
         self._places = places(self._facts, bound)
         log.info("%d ranks meet at %s", len(self._places), self._places[0].init_method)
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, list[Any]] = {}
 
     @property
     def pids(self) -> Sequence[int]:
@@ -63,29 +64,32 @@ class RankActors:
     def start(self, entry: str, blob: bytes) -> None:
         shared = ray.put(blob)
         for rank, worker in enumerate(self._workers):
-            self._answers[rank] = worker.actor.begin.remote(entry, shared, asdict(self._places[rank]))
+            self._answers[rank] = [worker.actor.begin.remote(entry, shared, asdict(self._places[rank]))]
 
     def send(self, rank: int, message: bytes, sources: Sequence[object] = ()) -> None:
         """As `contracts.ranks.RankProcesses.send`; tensors in the object store go by reference."""
         worker = self._workers[rank]
+        command = worker.actor.command.options(num_returns=2)
         try:
-            self._answers[rank] = worker.actor.command.remote(message, *map(reference_of, sources))
+            self._answers[rank] = command.remote(message, *map(reference_of, sources))
         except RayError as error:
             raise worker.explained(error) from error
 
     def wait(self, ranks: Sequence[int], timeout_s: float | None) -> list[int]:
         """As `contracts.ranks.RankProcesses.wait`; Ray says of a process that ended within about a second, of a machine
         once it has missed its health checks."""
-        asked = {self._answers[rank]: rank for rank in ranks}
+        asked = {self._answers[rank][0]: rank for rank in ranks}
         if not ray.wait(list(asked), timeout=timeout_s)[0]:
             return []
         ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         return sorted(asked[reference] for reference in ready)
 
-    def receive(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> tuple[bytes, object]:
         worker = self._workers[rank]
+        answered, *beside = self._answers[rank]
+        self._answers[rank] = [answered]  # what is beside it is freed once nobody else holds it
         try:
-            answer: bytes = ray.get(self._answers[rank])
+            answer: bytes = ray.get(answered)
         except ObjectLostError as error:
             raise ClusterError(
                 f"tensors of samples for '{worker.label}' are gone with the machine that drew them: {error}",
@@ -93,7 +97,7 @@ class RankActors:
             ) from error
         except RayError as error:
             raise worker.explained(error) from error
-        return answer
+        return answer, Bundle(beside[0], worker.bring) if beside else Rows([])
 
     def close(self) -> None:
         if not ray.is_initialized():
@@ -136,10 +140,12 @@ class RankPool:
     Args:
         start: starts a number of processes and waits until each answers.
         bound: see :class:`RankActors`.
+        bucket_bytes: see `contracts.ranks.RankSpawner`.
     """
 
     start: Start
     bound: bool
+    bucket_bytes: int
 
     def __call__(self, engine: str, count: int) -> RankActors:
         started = self.start(count)

@@ -99,7 +99,7 @@ class Worker:
             WorkerLostError: it is gone with its machine.
         """
         self.require_cluster()
-        late = f"media or tensors that '{self.label}' drew did not come within {self._timeout_s:g} seconds"
+        late = f"media or tensors that '{self.label}' made did not come within {self._timeout_s:g} seconds"
         try:
             return self._wait(reference, self._timeout_s, late)
         except RayError as error:

@@ -18,7 +18,7 @@ from omni_backends.training.fsdp2.layout import Layout
 from omni_backends.training.fsdp2.process import RankSpec
 from omni_backends.training.fsdp2.ranks import Ranks
 from omni_backends.training.fsdp2.shares import Round, check_batch, deal, in_order
-from omni_backends.training.fsdp2.stream import GatheredStream, buckets
+from omni_backends.training.fsdp2.stream import BUCKET_BYTES, GatheredStream, buckets
 from omni_backends.training.generated import check_generated
 from omni_backends.training.lifecycle import TAGS, SleepGuard
 from omni_backends.training.rows import RowLog, check_norm, filled_up
@@ -33,6 +33,7 @@ from omni_portable.contracts.training import Policy, StepResult
 from omni_portable.contracts.weights import TensorInfo, WeightManifest, WeightStream
 from omni_portable.models.setup import EngineSetup, load_adapter, load_token_adapter
 from omni_portable.models.weights import apply_tensors
+from omni_portable.rollout.distant import brought
 
 
 class Fsdp2TrainEngine:
@@ -82,6 +83,7 @@ class Fsdp2TrainEngine:
         self._facts = self._ranks.facts[0]
         self._guard = SleepGuard(self.name, _RankPools(self._ranks))
         self._version = 0
+        self._bucket_bytes = min(BUCKET_BYTES, setup.spawn.bucket_bytes) if setup.spawn else BUCKET_BYTES
         self._infos: dict[Policy, dict[str, TensorInfo]] = {}
         self.optimizer_steps: int = self._facts.optimizer_steps
         """Optimizer steps done since the start of the run (restored by :meth:`load`)."""
@@ -155,7 +157,8 @@ class Fsdp2TrainEngine:
     def weights(self, policy: Policy = "current") -> WeightStream:
         """A policy's trained tensors for rollout, whole, in the dtype that rollout computes in.
 
-        They are gathered in buckets while the stream is read, and hashed in buckets before.
+        They are gathered in buckets while the stream is read, and hashed in buckets before. Ranks that a launcher
+        placed keep the buckets of 64 KiB and more; the stream has distant tensors then (see `rollout.distant`).
         """
         facts = self._facts
         manifest = WeightManifest(
@@ -166,7 +169,7 @@ class Fsdp2TrainEngine:
             found: dict[str, torch.Tensor] = self._ranks.call("gather", policy=policy, names=names)[0]
             return found
 
-        return GatheredStream(manifest, self._sizes(), gather, lambda: self._version)
+        return GatheredStream(manifest, self._sizes(), gather, lambda: self._version, self._bucket_bytes)
 
     def weights_checksum(self, policy: Policy = "current") -> dict[str, str]:
         """Checksum per tensor of what :meth:`weights` streams."""
@@ -212,7 +215,13 @@ class Fsdp2TrainEngine:
         folder.mkdir(parents=True, exist_ok=True)
         if self._facts.lora is not None:
             config = self._setup.config
-            export_lora(folder, dict(stream), self._facts.lora, config.model.path, trained_kind(config))
+            export_lora(
+                folder,
+                {name: brought(tensor) for name, tensor in stream},
+                self._facts.lora,
+                config.model.path,
+                trained_kind(config),
+            )
             return
         setup = replace(self._setup, load=replace(self._setup.load, torch_device=torch.device("cpu")))
         adapter: Any = (load_token_adapter if self._tokens else load_adapter)(setup, ("transformer",))

@@ -2,8 +2,8 @@
 
 Tensors are left out of the pickle and laid out in one run of bytes, each with its own bytes only (a row of a large
 tensor is sent as that row), so that a carrier may put them where it likes: shared memory between processes of one
-machine, or behind the pickle where a message travels as bytes. Both ends are this program, and a carrier must see to it
-that nobody else can write to it.
+machine, or behind the pickle where a message travels as bytes, or apart from it. Both ends are this program, and a
+carrier must see to it that nobody else can write to it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from omni_portable.contracts.ranks import Parts
-from omni_portable.rollout.blob import described, filled
-from omni_portable.rollout.distant import Bundles, DistantTensor
+from omni_portable.rollout.blob import described, filled, flat_bytes
+from omni_portable.rollout.distant import Bundles, DistantTensor, TensorSource
 
 MAX_MESSAGE = 1 << 30
 """Bytes of a message without its tensors, at most."""
 ALIGNMENT = 64
+APART = 64 << 10
+"""Bytes of all tensors of a message from which on they may travel apart."""
 HEADER = 8
 """Bytes that say how long the pickle is, where a message is bytes."""
 
@@ -96,22 +98,47 @@ def to_bytes(message: object, bundles: Bundles | None = None) -> bytes:
         ValueError: it has more than `MAX_MESSAGE` bytes beside its tensors.
     """
     parcel = apart(message, bundles)
-    head = pickle.dumps((parcel.places, parcel.body), pickle.HIGHEST_PROTOCOL)
+    return _written(parcel, parcel.size)
+
+
+def to_parts(message: object) -> tuple[bytes, Parts]:
+    """A message as bytes, and its tensors beside it, each a row of bytes; those of less than `APART` bytes together are
+    in the bytes. Nobody may write to the tensors before their parts have gone out.
+
+    Raises:
+        ValueError: as of :func:`to_bytes`.
+    """
+    parcel = apart(message)
+    if parcel.size < APART:
+        return _written(parcel, parcel.size), []
+    return _written(parcel, 0), [flat_bytes(tensor).numpy().data for tensor in parcel.tensors]
+
+
+def from_bytes(blob: bytes, distant: Sequence[Parts] = (), source: TensorSource | None = None) -> Any:
+    """What :func:`to_bytes` was given, with the parts of its `bundles`; or what :func:`to_parts` was given, with its
+    tensors distant ones of `source`, which has the parts."""
+    length = int.from_bytes(blob[:HEADER], "little")
+    places, body, beside = pickle.loads(blob[HEADER : HEADER + length])  # noqa: S301 - of this program only
+    if beside:
+        if source is None:
+            raise ValueError("a message whose tensors travelled apart came without them")
+        tensors = [DistantTensor(place.shape, place.dtype, source, at) for at, place in enumerate(places)]
+        return _Unpickler(io.BytesIO(body), tensors, distant).load()
+    return together(body, places, bytearray(memoryview(blob)[_tensors_at(length) :]), distant=distant)
+
+
+def _written(parcel: Parcel, size: int) -> bytes:
+    """A parcel as bytes; `size`: of its tensors there, 0 where they travel apart."""
+    head = pickle.dumps((parcel.places, parcel.body, size < parcel.size), pickle.HIGHEST_PROTOCOL)
     if len(head) > MAX_MESSAGE:
         raise ValueError(f"a message to or from a rank has {len(head)} bytes beside its tensors, above {MAX_MESSAGE}")
     start = _tensors_at(len(head))
-    whole = bytearray(start + parcel.size)
+    whole = bytearray(start + size)
     whole[:HEADER] = len(head).to_bytes(HEADER, "little")
     whole[HEADER : HEADER + len(head)] = head
-    parcel.lay(whole, start)
+    if size:
+        parcel.lay(whole, start)
     return bytes(whole)
-
-
-def from_bytes(blob: bytes, distant: Sequence[Parts] = ()) -> Any:
-    """What :func:`to_bytes` was given, with the parts of its `bundles`."""
-    length = int.from_bytes(blob[:HEADER], "little")
-    places, body = pickle.loads(blob[HEADER : HEADER + length])  # noqa: S301 - of this program only, see the module
-    return together(body, places, bytearray(memoryview(blob)[_tensors_at(length) :]), distant=distant)
 
 
 def _tensors_at(length: int) -> int:
@@ -146,7 +173,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor], distant: Sequence[Parts]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor], distant: Sequence[Parts]) -> None:
         super().__init__(file)
         self._tensors, self._distant = tensors, distant
         self._filled: dict[tuple[int, int], torch.Tensor] = {}

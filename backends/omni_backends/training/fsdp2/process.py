@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from omni_backends.training.fsdp2.channel import Channel
 from omni_backends.training.fsdp2.failure import Failure, RankError
-from omni_backends.training.fsdp2.message import from_bytes, to_bytes
-from omni_backends.training.fsdp2.rank import COMMANDS, Fsdp2Rank
+from omni_backends.training.fsdp2.message import from_bytes, to_bytes, to_parts
+from omni_backends.training.fsdp2.rank import COMMANDS, HANDED_ON, Fsdp2Rank
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.algorithm import Requires
@@ -81,12 +81,14 @@ def served(blob: bytes, place: RankPlace) -> tuple[bytes, Serve | None]:
     except Exception as error:  # noqa: BLE001 - it is raised in the driver, whatever it is
         return to_bytes(Failure.of(error)), None
 
-    def serve(message: bytes, parts: Sequence[Parts]) -> bytes:
+    def serve(message: bytes, parts: Sequence[Parts]) -> tuple[bytes, Parts]:
         command = from_bytes(message, parts)
         if command is None:
             dist.destroy_process_group()
-            return to_bytes(("done", None))
-        return to_bytes(_answer(built, *command))
+            return to_bytes(("done", None)), []
+        method, arguments = command
+        answer = _answer(built, method, arguments)
+        return to_parts(answer) if method in HANDED_ON else (to_bytes(answer), [])
 
     return to_bytes(("ready", built.facts())), serve
 

@@ -62,6 +62,8 @@ COMMANDS = (
     "load",
 )
 """Methods that a driver may call."""
+HANDED_ON = ("gather",)
+"""Those whose tensors the driver does not look at, but hands on."""
 
 Pass = tuple[Share, Iterable[MicroBatch]]
 """A share and its rows."""

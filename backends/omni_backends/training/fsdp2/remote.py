@@ -1,17 +1,17 @@
-"""Ranks in processes that a launcher placed: messages go as bytes, distant tensors by reference."""
+"""Ranks in processes that a launcher placed: messages go as bytes, distant tensors by reference, both ways."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from omni_backends.training.fsdp2.group import GoneError
 from omni_backends.training.fsdp2.message import from_bytes, to_bytes
 from omni_backends.training.fsdp2.process import RankSpec
 from omni_portable.contracts.errors import WorkerLostError
 from omni_portable.contracts.ranks import RankProcesses, RankSpawner
-from omni_portable.rollout.distant import Bundles
+from omni_portable.rollout.distant import Bundles, TensorSource
 
 ENTRY = "omni_backends.training.fsdp2.process:served"
 
@@ -51,9 +51,10 @@ class Placed:
 
     def receive(self, rank: int) -> Any:
         try:
-            return from_bytes(self._processes.receive(rank))
+            answer, source = self._processes.receive(rank)
         except WorkerLostError as error:
             raise GoneError(_how(error)) from error
+        return from_bytes(answer, source=cast(TensorSource, source))
 
     def finish(self, seconds: float) -> None:
         """Until all have said that they are done."""

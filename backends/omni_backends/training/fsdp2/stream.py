@@ -14,13 +14,14 @@ BUCKET_BYTES = 64 << 20
 
 
 class GatheredStream:
-    """Implements `contracts.weights.WeightStream`.
+    """Implements `contracts.weights.PiecewiseStream`.
 
     Args:
         manifest: of the whole tensors.
         sizes: bytes of each.
         gather: names -> whole tensors.
         version: a number that grows with every change of the weights.
+        limit: bytes of whole tensors that are made at a time (a larger one alone).
     """
 
     def __init__(
@@ -29,24 +30,31 @@ class GatheredStream:
         sizes: Mapping[str, int],
         gather: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
         version: Callable[[], int],
+        limit: int = BUCKET_BYTES,
     ) -> None:
         self.manifest = manifest
-        self._sizes, self._gather, self._version = sizes, gather, version
+        self._sizes, self._gather, self._version, self._limit = sizes, gather, version, limit
         self._made_at = version()
         self._delivered = False
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for piece in self.pieces():
+            yield from piece.items()
+            del piece  # before the next one is made
+
+    def pieces(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Bucket by bucket, each gathered when it is asked for."""
         if self._delivered:
             raise WeightSyncError(
                 "a weight stream was read twice", remedy="ask the train engine for a new one with weights()"
             )
         self._delivered = True
-        for names in buckets(self._sizes):
+        for names in buckets(self._sizes, self._limit):
             if self._version() != self._made_at:
                 raise WeightSyncError(
                     "the weights changed while they were read", remedy="read a stream before the next train step"
                 )
-            yield from self._gather(names).items()
+            yield self._gather(names)
 
 
 def buckets(sizes: Mapping[str, int], limit: int = BUCKET_BYTES) -> Iterator[list[str]]:

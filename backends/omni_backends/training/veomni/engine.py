@@ -17,6 +17,7 @@ from omni_portable.contracts.errors import CapabilityError
 from omni_portable.contracts.training import Policy
 from omni_portable.models.setup import EngineSetup
 from omni_portable.models.weights import dtype_name
+from omni_portable.rollout.distant import brought
 
 
 class VeOmniTrainEngine(Fsdp2TrainEngine):
@@ -49,7 +50,11 @@ class VeOmniTrainEngine(Fsdp2TrainEngine):
         """As of any engine; with `actor.options.export_own` also ``veomni/``, which VeOmni's own class loads."""
         super().export(folder, policy)
         if self._options.export_own:
-            write_weights(self._setup.config.model.family, folder / "veomni", dict(self.weights(policy)))
+            write_weights(
+                self._setup.config.model.family,
+                folder / "veomni",
+                {name: brought(tensor) for name, tensor in self.weights(policy)},
+            )
 
 
 def _check_setup(setup: EngineSetup) -> VeOmniOptions:

@@ -32,6 +32,8 @@ SPEC = PluginSpec(
 )
 TEACHER = "blocks-teacher"
 """Name of a folder whose model is another than the one of all other folders."""
+WIDE = "blocks-wide-"
+"""Name of a folder, with a width behind it, whose model has four square matrices of it more."""
 RAISE, DIE = 12345.0, 66666.0
 """First latent of a sample that makes the rank which scores it raise, or kill itself."""
 
@@ -77,6 +79,12 @@ class BlocksAdapter(ToyAdapter):
     def __init__(self, load: ModelLoad) -> None:
         super().__init__(load, "blocks")
         self.transformer = BlocksTransformer().to(load.torch_device, load.dtype).eval()
+        if load.path.name.startswith(WIDE):
+            width = int(load.path.name.removeprefix(WIDE))
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(width)
+                wide = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
+            self.transformer.wide = wide.to(load.torch_device, load.dtype).eval()
         if load.path.name == TEACHER:
             with torch.no_grad():
                 for parameter in self.transformer.parameters():
@@ -128,10 +136,16 @@ def build_engine(config, setup: EngineSetup):
 
 
 def blocks_setup(
-    *, world: int = 2, lora: int = 0, requires: Requires | None = None, dtype: torch.dtype = torch.float32, **actor
+    *,
+    world: int = 2,
+    lora: int = 0,
+    requires: Requires | None = None,
+    dtype: torch.dtype = torch.float32,
+    model: str = "blocks",
+    **actor,
 ) -> EngineSetup:
     config = RunConfig()
-    config.model.family, config.model.path = "blocks", "blocks"
+    config.model.family, config.model.path = "blocks", model
     config.model.lora.rank = lora
     config.rollout.max_num_seqs = 4
     config.actor.lr, config.actor.world_size, config.actor.rank_timeout_s = 1e-2, world, 120.0
@@ -139,7 +153,7 @@ def blocks_setup(
     for name, value in actor.items():
         assert hasattr(config.actor, name)
         setattr(config.actor, name, value)
-    load = ModelLoad(Path("blocks"), torch.device("cpu"), dtype)
+    load = ModelLoad(Path(model), torch.device("cpu"), dtype)
     return EngineSetup(config, registry.load("device", "cpu")(), load, requires or Requires())
 
 

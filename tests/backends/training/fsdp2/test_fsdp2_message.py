@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from omni_backends.training.fsdp2 import message
-from omni_backends.training.fsdp2.message import from_bytes, to_bytes
+from omni_backends.training.fsdp2.message import APART, from_bytes, to_bytes, to_parts
+from omni_portable.rollout.distant import DistantTensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
@@ -39,3 +40,45 @@ def test_messages_are_bounded(monkeypatch: pytest.MonkeyPatch):
     to_bytes(torch.zeros(1000))
     with pytest.raises(ValueError, match="beside its tensors, above 500"):
         to_bytes("x" * 600)
+
+
+class Beside:
+    """The parts of an answer that travelled apart."""
+
+    def __init__(self, parts: list[memoryview]) -> None:
+        self.parts, self.fetched = parts, 0
+
+    def part(self, number: int) -> memoryview:
+        self.fetched += 1
+        return self.parts[number]
+
+
+def test_tensors_apart_are_known_without_their_elements():
+    generator = torch.Generator().manual_seed(1)
+    wide = torch.randn(200, 200, generator=generator)
+    sent = {"wide": wide, "column": wide[:, 1], "half": wide.bfloat16(), "empty": wide[:0], "again": wide, "n": 1}
+    blob, parts = to_parts(("done", sent))
+    assert len(blob) < 4096
+    assert [part.nbytes for part in parts] == [wide.nbytes, 800, wide.nbytes // 2, 0]
+    source = Beside([memoryview(bytes(part)) for part in parts])
+    done, got = from_bytes(blob, source=source)
+    assert (done, got["n"], source.fetched) == ("done", 1, 0)
+    assert got["again"] is got["wide"]
+    for name in ("wide", "column", "half", "empty"):
+        assert isinstance(got[name], DistantTensor)
+        assert (got[name].shape, got[name].dtype) == (sent[name].shape, sent[name].dtype)
+        assert torch.equal(got[name], sent[name])
+
+
+def test_few_bytes_of_tensors_stay_with_their_message():
+    blob, parts = to_parts({"w": torch.ones(APART // 4 - 16)})
+    assert parts == []
+    got = from_bytes(blob)
+    assert type(got["w"]) is torch.Tensor
+    assert float(got["w"].sum()) == APART // 4 - 16
+
+
+def test_a_message_without_its_parts_is_refused():
+    blob, _ = to_parts(torch.ones(APART))
+    with pytest.raises(ValueError, match="travelled apart came without them"):
+        from_bytes(blob)
