@@ -10,7 +10,15 @@ import torch
 
 pytest.importorskip("ray")
 
-from omni_backends.launch.ray.media import APART, Parcel, addressed, completed, rejoined, separated  # noqa: E402
+from omni_backends.launch.ray.media import (  # noqa: E402
+    Parcel,
+    addressed,
+    completed,
+    rejoined,
+    separated,
+    with_prompts,
+    without_prompts,
+)
 from omni_portable.contracts.media import DistantArtifact, MediaArtifact  # noqa: E402
 from omni_portable.contracts.rollout import RolloutResult  # noqa: E402
 from omni_portable.contracts.tokens import AnyTrajectory  # noqa: E402
@@ -19,6 +27,7 @@ from omni_portable.trainer.stages import reward_samples  # noqa: E402
 from tests.support.requests import make_request, make_trajectory  # noqa: E402
 
 LARGE, SMALL = (3, 160, 160), (3, 8, 8)
+APART = 64 << 10
 
 
 class Store:
@@ -53,7 +62,7 @@ def drawn(*shapes: tuple[int, ...]) -> RolloutResult:
 
 
 def travelled(result: RolloutResult, store: Store) -> RolloutResult:
-    sent, names, parcels = separated(result)
+    sent, names, parcels = separated(result, APART)
     back, names = unpack(pack([sent, names]))
     return rejoined(back, names, parcels, store)  # type: ignore[arg-type]
 
@@ -78,7 +87,7 @@ def test_large_media_stay_where_they_are_until_they_are_looked_at() -> None:
 def test_the_bytes_of_a_result_do_not_grow_with_its_media() -> None:
     sizes = []
     for side in (200, 400):
-        sent, names, parcels = separated(drawn((3, side, side)))
+        sent, names, parcels = separated(drawn((3, side, side)), APART)
         sizes.append(len(pack([sent, names])))
         assert len(parcels["r0"]) > 3 * side * side
     assert sizes[0] == sizes[1] < 8192
