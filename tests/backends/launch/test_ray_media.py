@@ -135,3 +135,25 @@ def test_a_parcel_knows_its_reference() -> None:
     assert "data" not in vars(distant)
     assert torch.equal(torch.as_tensor(distant.here().data), torch.as_tensor(media(4, LARGE)["image"].data))
     assert store.fetched == [parcel.reference]
+
+
+def test_media_that_prompts_came_with_do_not_come_back() -> None:
+    """But those that an engine put in their place do, and so does a request that had none."""
+    given, other = media(1, LARGE), media(2, LARGE)
+    requests = [
+        make_request(0, media=given),
+        make_request(1, target=given),
+        make_request(2),
+        make_request(3, media=given),
+    ]
+    asked = unpack(pack(requests))
+    changed = [*asked[:3], replace(asked[3], media=other)]
+    result = RolloutResult([make_trajectory(request) for request in changed], ("gone",))
+    sent, left = without_prompts(result, asked)
+    assert left == ["r0", "r1"]
+    assert len(pack(replace(sent, trajectories=sent.trajectories[:3]))) < 8192
+    back = with_prompts(unpack(pack(sent)), left, requests)
+    assert back.aborted == ("gone",)
+    assert [one.request for one in back.trajectories[:3]] == requests[:3]
+    assert back.trajectories[0].request.media is given
+    assert pack(back.trajectories[3].request.media) == pack(other)
