@@ -109,7 +109,7 @@ def test_an_engine_in_another_process(launcher, tmp_path):
         engine.pause()
         engine.resume()
         answer, apart = await worker.asked_apart("generate", number, pack([make_request(7)]), ["r7"], 1, extra=1)
-        late, names = value(answer, "rollout-0")
+        late, names, _ = value(answer, "rollout-0")
         assert (late.aborted, names, worker.bring(apart)) == (("r7",), {}, b"")
         assert engine.health().in_flight == 0
 
