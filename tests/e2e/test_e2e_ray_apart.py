@@ -3,6 +3,7 @@ that are kept out of the trainer's process change no number."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from omni_portable.models.qwen_vl.tiny import build_tiny_qwen3_vl
 from tests.e2e.conftest import Cli
 from tests.e2e.rundirs import differences, equal_tensors, metrics
+from tests.support.media import png
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -39,10 +41,11 @@ def test_what_is_kept_out_of_the_trainer_changes_nothing(
     """The run that it equals, bit for bit, has rollout and teacher in the trainer's process."""
     for seed, name in enumerate(("student", "teacher")):
         build_tiny_qwen3_vl(tmp_path / name, seed=seed)
+    data = write_prompts(tmp_path)
     models = (f"model.path={tmp_path}/student", f"model.teachers={{knowing: {{path: '{tmp_path}/teacher'}}}}")
 
     def run(name: str, *overrides: str) -> None:
-        own = (*models, f"trainer.run_dir={tmp_path}/{name}")
+        own = (*models, f"data.train={data}", f"trainer.run_dir={tmp_path}/{name}")
         outcome = cli("train", "qwen_vl/token_opd_colours_tiny", *SMALL, *own, *overrides)
         assert outcome.code == 0, outcome.err
 
@@ -55,6 +58,16 @@ def test_what_is_kept_out_of_the_trainer_changes_nothing(
     assert differences(metrics(tmp_path / "here"), metrics(tmp_path / "apart")) == []
     assert metrics(tmp_path / "apart")[2]["actor/distill_kl_loss"] > 0
     assert equal_tensors(tmp_path / "here" / "export", tmp_path / "apart" / "export")
+
+
+def write_prompts(folder: Path) -> Path:
+    """Four questions about pictures, each of which is 64 embeddings of 128 bytes to the model."""
+    rows = []
+    for index in range(4):
+        (folder / f"{index}.png").write_bytes(png(index, 128, 128))
+        rows.append({"prompt": "Which colour?", "ground_truth": "red", "image": f"{index}.png"})
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "train.jsonl"
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -132,9 +132,7 @@ def thinned(result: RolloutResult, outbox: Outbox, least: int) -> RolloutResult:
     return replace(result, trajectories=[_changed(trajectory, thin) for trajectory in result.trajectories])
 
 
-def thinned_outputs(
-    outputs: Sequence[TeacherOutput], sources: Sequence[Outgoing], least: int
-) -> list[TeacherOutput]:
+def thinned_outputs(outputs: Sequence[TeacherOutput], sources: Sequence[Outgoing], least: int) -> list[TeacherOutput]:
     """A teacher's side: its outputs with distant tensors in place of those of `least` bytes and more, each put into its
     own source. What is not finite is not put apart, so that whoever asked can see and refuse it."""
 
