@@ -100,7 +100,7 @@ class Drawing:
             made = token_trajectory(0, 3 + request.sample_index, request=request)
             return replace(made, inputs=made.inputs | encoded)
         steps = torch.randn(3, 16, self._side, self._side, generator=generator)
-        changed = {"latents": steps[:2], "next_latents": steps[1:], "final_latents": steps[2]}
+        changed: dict[str, Any] = {"latents": steps[:2], "next_latents": steps[1:], "final_latents": steps[2]}
         made_up = replace(make_trajectory(request), **changed, conditioning=dict(encoded))
         return replace(made_up, step_indices=torch.arange(2), log_probs=torch.zeros(2))
 
@@ -114,7 +114,7 @@ class Knowing:
     async def teach_async(self, trajectories: Sequence[AnyTrajectory]) -> list[TeacherOutput]:
         return [self._one(trajectory) for trajectory in trajectories]
 
-    def _one(self, trajectory: AnyTrajectory) -> TeacherOutput:
+    def _one(self, trajectory: Any) -> TeacherOutput:
         assert not trajectory.request.media
         inputs = getattr(trajectory, "inputs", None)
         held = [trajectory.latents, *trajectory.conditioning.values()] if inputs is None else [*inputs.values()]
@@ -128,7 +128,7 @@ class Knowing:
 
 def requests_of(kind: str, side: int) -> list[AnyRequest]:
     """Two prompts with a picture each."""
-    make = token_request if kind == "tokens" else make_request
+    make: Any = token_request if kind == "tokens" else make_request
     pixels = [torch.full((3, 8 * side, 8 * side), index, dtype=torch.uint8) for index in range(2)]
     media = [{"image": MediaArtifact("image", "image", each, "CHW")} for each in pixels]
     return [make(index, media=media[index // 4]) for index in range(SAMPLES)]
