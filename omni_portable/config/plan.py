@@ -134,7 +134,7 @@ def _mode_lines(config: RunConfig) -> Sequence[str]:
     ]
     if config.rollout_correction.mode == "auto" and effective(config).mode != "off":
         lines.append(
-            "  samples may be older than the actor, which scores them again before each update: ratios are taken against "
+            "  samples may be older than the actor, which scores them again before an update; ratios are taken against "
             "that (rollout_correction.mode=auto)"
         )
     if hybrid.enabled:

@@ -61,7 +61,8 @@ class Teaching(Protocol):
     """A teacher, here or in another process. Teaching leaves nothing behind and may be asked for again."""
 
     async def teach_async(self, trajectories: Sequence[AnyTrajectory]) -> list[TeacherOutput]:
-        """As :meth:`Teacher.teach`, without blocking the event loop."""
+        """As :meth:`Teacher.teach`, without blocking the event loop. A tensor whose elements stay in another process
+        is finite."""
         ...
 
 

@@ -96,18 +96,19 @@ def pack(value: Any, bundles: Bundles | None = None) -> bytes:
     return join_tensors(tensors, json.dumps(tree))
 
 
-def unpack(blob: Buffer, sources: Sequence[TensorSource] = ()) -> Any:
+def unpack(blob: Buffer, sources: Sequence[TensorSource] = (), fetch: bool = False) -> Any:
     """What :func:`pack` was given, bit for bit (tuples as tuples, mappings as dicts).
 
     Args:
         sources: of distant tensors, as `bundles` numbered them.
+        fetch: bring the elements of these now, each once, in memory of their own.
 
     Raises:
         DataError: the blob is truncated or was not made by :func:`pack`.
     """
     try:
         tensors, tree = split_tensors(blob)
-        return _build(json.loads(tree), _Found(tensors, sources))
+        return _build(json.loads(tree), _Found(tensors, sources, fetch))
     except UNREADABLE as error:
         raise DataError(f"a packed value of {len(blob)} bytes cannot be read: {error!r}") from error
 
@@ -213,20 +214,23 @@ def _said(place: Place) -> str:
 class _Found:
     """Tensors of a packed value."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], sources: Sequence[TensorSource]) -> None:
-        self._tensors, self._sources = tensors, sources
-        self._distant: dict[tuple[int, int], DistantTensor] = {}
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], sources: Sequence[TensorSource], fetch: bool = False
+    ) -> None:
+        self._tensors, self._sources, self._fetch = tensors, sources, fetch
+        self._distant: dict[tuple[int, int], torch.Tensor] = {}
 
     def named(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
-    def distant(self, tree: Mapping[str, Any]) -> DistantTensor:
+    def distant(self, tree: Mapping[str, Any]) -> torch.Tensor:
         place = (int(tree["source"]), int(tree["number"]))
         if place not in self._distant:
             source, shape = self._sources[place[0]], [int(extent) for extent in tree["shape"]]
             if min(*shape, *place, 0) < 0:
                 raise ValueError(f"a distant tensor at {place} cannot have the shape {shape}")
-            self._distant[place] = DistantTensor(shape, DTYPES[tree["dtype"]], source, place[1])
+            tensor = DistantTensor(shape, DTYPES[tree["dtype"]], source, place[1])
+            self._distant[place] = tensor.here() if self._fetch else tensor
         return self._distant[place]
 
 

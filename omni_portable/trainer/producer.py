@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from omni_portable.config.modes import SYNC
@@ -18,7 +18,7 @@ from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.progress import Progress
 from omni_portable.trainer.rollout_stage import RolloutStage, both, gathered
 from omni_portable.trainer.stages import RewardStage, form_groups, groups_with_signal, without
-from omni_portable.trainer.teaching import Taught, TeacherStage
+from omni_portable.trainer.teaching import Taught, TeacherStage, bare
 from omni_portable.trainer.timing import StageClock
 
 Judged: TypeAlias = tuple[Sequence[AnyTrajectory], ComposedReward, Mapping[str, str]]
@@ -135,5 +135,4 @@ class Producer:
                 return await self.teacher.run(trajectories)
 
         reward, taught = await both(score(), teach())
-        judged = [replace(trajectory, artifacts={}) for trajectory in taught.trajectories]
-        return judged, reward, taught.errors
+        return [bare(trajectory) for trajectory in taught.trajectories], reward, taught.errors

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from omni_portable.config.schema import ModelConfig, TeacherPoolConfig
 from omni_portable.contracts.errors import (
+    ClusterError,
     ConfigError,
     ConsistencyError,
     DataError,
@@ -21,11 +22,12 @@ from omni_portable.contracts.rollout import Trajectory
 from omni_portable.contracts.teacher import Teacher, TeacherOutput, Teaching
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.models.teacher_routing import teacher_of
+from omni_portable.rollout.distant import DistantTensor
 from omni_portable.trainer.rollout_stage import gathered
 
 log = logging.getLogger(__name__)
 
-HOPELESS = (ConfigError, ConsistencyError, DataError, WorkerLostError)
+HOPELESS = (ClusterError, ConfigError, ConsistencyError, DataError, WorkerLostError)
 """Errors that neither a further attempt nor a policy for failures mends."""
 
 
@@ -212,14 +214,15 @@ class TeacherStage:
 
 
 def bare(trajectory: AnyTrajectory) -> AnyTrajectory:
-    """The trajectory without media, which no teacher reads."""
+    """The trajectory without media, which neither teachers nor training read."""
     if isinstance(trajectory, Trajectory):
         return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
     return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
 
 
 def check_outputs(name: str, trajectories: Sequence[AnyTrajectory], outputs: Sequence[TeacherOutput]) -> None:
-    """
+    """Distant tensors were looked at where they were made (see `contracts.teacher.Teaching`).
+
     Raises:
         TeacherError: not one output per trajectory, one that is empty, or a value that is not finite.
     """
@@ -227,7 +230,8 @@ def check_outputs(name: str, trajectories: Sequence[AnyTrajectory], outputs: Seq
         raise TeacherError(f"the teacher '{name}' gave {len(outputs)} outputs for {len(trajectories)} samples")
     for trajectory, output in zip(trajectories, outputs, strict=True):
         tensors = output.tensors()
-        bad = [key for key, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        here = {key: tensor for key, tensor in tensors.items() if not isinstance(tensor, DistantTensor)}
+        bad = [key for key, tensor in here.items() if not bool(tensor.isfinite().all())]
         if bad or not tensors:
             what = f"is not finite in {', '.join(bad)}" if bad else "is empty"
             raise TeacherError(

@@ -91,6 +91,15 @@ def test_packed_without_bundles_it_is_fetched_once() -> None:
     assert torch.equal(back[0], source.tensors[0])
 
 
+def test_read_by_whoever_computes_with_it_it_is_fetched_once() -> None:
+    source, bundles = Source(torch.randn(7)), Bundles()
+    back = unpack(pack([source.distant(), source.distant()], bundles), bundles.sources, fetch=True)
+    assert source.fetched == 1
+    assert back[0] is back[1]
+    assert type(back[0]) is torch.Tensor
+    assert torch.equal(back[0], source.tensors[0])
+
+
 def test_a_place_without_a_source_is_refused() -> None:
     with pytest.raises(DataError, match="cannot be read"):
         unpack(pack(Source(torch.zeros(3)).distant(), Bundles()))

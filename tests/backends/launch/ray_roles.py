@@ -13,6 +13,7 @@ from omni_portable.contracts.errors import RewardError, WeightSyncError
 from omni_portable.contracts.media import MediaArtifact
 from omni_portable.contracts.reward import ComposedReward
 from omni_portable.contracts.rollout import RolloutResult
+from omni_portable.contracts.teacher import TeacherOutput
 from tests.rollout.router_fakes import Replica
 
 
@@ -54,6 +55,18 @@ def build_painter(config):
     painter = Painter("there")
     painter.open.set()
     return painter
+
+
+class Knowing:
+    """A teacher that says twice the latents, and of their brightness something small."""
+
+    async def teach_async(self, trajectories):
+        assert all(type(one.latents) is torch.Tensor for one in trajectories)
+        return [TeacherOutput("a", velocity=2 * t.latents, log_prob=t.latents[0, 0, 0]) for t in trajectories]
+
+
+def build_knowing(config):
+    return Knowing()
 
 
 class Looking:

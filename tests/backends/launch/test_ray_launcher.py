@@ -38,6 +38,7 @@ from omni_portable.rollout.codec import pack  # noqa: E402
 from omni_portable.rollout.distant import DistantTensor  # noqa: E402
 from omni_portable.rollout.router import Router  # noqa: E402
 from omni_portable.trainer.stages import reward_samples  # noqa: E402
+from omni_portable.trainer.teaching import bare  # noqa: E402
 from tests.backends.launch.ray_roles import painted_latents  # noqa: E402
 from tests.support.processes import assert_gone  # noqa: E402
 from tests.support.requests import make_request  # noqa: E402
@@ -107,8 +108,8 @@ def test_an_engine_in_another_process(launcher, tmp_path):
         engine._last = number
         engine.pause()
         engine.resume()
-        answer, apart = await worker.asked_apart("generate", number, pack([make_request(7)]), ["r7"], extra=1)
-        late, names = value(answer, "rollout-0")
+        answer, apart = await worker.asked_apart("generate", number, pack([make_request(7)]), ["r7"], 1, extra=1)
+        late, names, _ = value(answer, "rollout-0")
         assert (late.aborted, names, worker.bring(apart)) == (("r7",), {}, b"")
         assert engine.health().in_flight == 0
 
@@ -273,6 +274,60 @@ def test_tensors_go_from_rollout_to_a_queue_without_the_trainer(launcher, queue,
         assert isinstance(trajectory.latents, DistantTensor)
         assert torch.equal(trajectory.latents, painted_latents(brightness))
     assert fetched == []
+
+
+def test_tensors_go_to_a_teacher_and_what_it_says_to_a_queue_without_the_trainer(launcher, queue, monkeypatch):
+    """With ranks of training in the cluster; also once the processes that drew and taught are gone."""
+    painter, teacher = Role("rollout", f"{HERE}:build_painter", CPU), Role("teacher", f"{HERE}:build_knowing", CPU)
+    launcher.reserve([painter, teacher, Role("actor", "nobody:starts", CPU, ranks=2)])
+    engine, asked = launcher.start(painter), launcher.start(teacher)
+    passed, fetched = [], []
+    for where in ("engine", "teachers"):
+        monkeypatch.setattr(
+            f"omni_backends.launch.ray.{where}.value",
+            lambda blob, label, sources: passed.append(blob) or value(blob, label, sources),
+        )
+    monkeypatch.setattr(
+        "omni_backends.launch.ray.teachers.pack",
+        lambda sent, bundles: passed.append(pack(sent, bundles)) or passed[-1],
+    )
+    for worker in (engine._worker, asked._worker):
+        monkeypatch.setattr(worker, "bring", lambda reference: fetched.append(reference) or ray.get(reference))
+
+    async def drawn_and_taught():
+        drawn = [bare(one) for one in (await engine.generate([make_request(i) for i in (3, 5)])).trajectories]
+        os.kill(ready_in(launcher, "rollout-0"), signal.SIGKILL)
+        outputs = await asked.teach_async(drawn)
+        return [replace(one, teacher=output) for one, output in zip(drawn, outputs, strict=True)]
+
+    taught = asyncio.run(drawn_and_taught())
+    os.kill(ready_in(launcher, "teacher-0"), signal.SIGKILL)
+    assert isinstance(taught[1].teacher.velocity, DistantTensor)
+    assert torch.equal(taught[1].teacher.log_prob, torch.full((32,), 5.0))
+    queue.put(ScoredGroup("taught", 0, taught, [0.0, 1.0]))
+    del taught
+    assert fetched == []
+    assert sum(map(len, passed)) < 24576 < painted_latents(3).nbytes
+    (group,) = queue.take(["taught"])
+    for trajectory, brightness in zip(group.trajectories, (3, 5), strict=True):
+        assert torch.equal(trajectory.teacher.velocity, 2 * painted_latents(brightness))
+    assert fetched == []
+
+
+def test_what_is_not_to_wait_in_the_object_store_travels_with_answers(cluster):
+    launcher = RayLauncher(RayOptions(objects_from_kib=0))
+    painter, teacher = Role("rollout", f"{HERE}:build_painter", CPU), Role("teacher", f"{HERE}:build_knowing", CPU)
+    try:
+        launcher.reserve([painter, teacher, Role("actor", "nobody:starts", CPU, ranks=2)])
+        engine, asked = launcher.start(painter), launcher.start(teacher)
+        (drawn,) = asyncio.run(engine.generate([make_request(3)])).trajectories
+        assert type(drawn.latents) is torch.Tensor
+        assert not isinstance(drawn.artifacts["image"], DistantArtifact)
+        (output,) = asyncio.run(asked.teach_async([bare(drawn)]))
+        assert type(output.velocity) is torch.Tensor
+        assert torch.equal(output.velocity, 2 * painted_latents(3))
+    finally:
+        launcher.shutdown()
 
 
 def test_pools_that_are_larger_than_the_cluster_say_what_is_missing(cluster):

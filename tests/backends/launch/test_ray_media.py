@@ -10,7 +10,15 @@ import torch
 
 pytest.importorskip("ray")
 
-from omni_backends.launch.ray.media import APART, Parcel, addressed, completed, rejoined, separated  # noqa: E402
+from omni_backends.launch.ray.media import (  # noqa: E402
+    Parcel,
+    addressed,
+    completed,
+    rejoined,
+    separated,
+    with_prompts,
+    without_prompts,
+)
 from omni_portable.contracts.media import DistantArtifact, MediaArtifact  # noqa: E402
 from omni_portable.contracts.rollout import RolloutResult  # noqa: E402
 from omni_portable.contracts.tokens import AnyTrajectory  # noqa: E402
@@ -19,6 +27,7 @@ from omni_portable.trainer.stages import reward_samples  # noqa: E402
 from tests.support.requests import make_request, make_trajectory  # noqa: E402
 
 LARGE, SMALL = (3, 160, 160), (3, 8, 8)
+APART = 64 << 10
 
 
 class Store:
@@ -53,7 +62,7 @@ def drawn(*shapes: tuple[int, ...]) -> RolloutResult:
 
 
 def travelled(result: RolloutResult, store: Store) -> RolloutResult:
-    sent, names, parcels = separated(result)
+    sent, names, parcels = separated(result, APART)
     back, names = unpack(pack([sent, names]))
     return rejoined(back, names, parcels, store)  # type: ignore[arg-type]
 
@@ -78,7 +87,7 @@ def test_large_media_stay_where_they_are_until_they_are_looked_at() -> None:
 def test_the_bytes_of_a_result_do_not_grow_with_its_media() -> None:
     sizes = []
     for side in (200, 400):
-        sent, names, parcels = separated(drawn((3, side, side)))
+        sent, names, parcels = separated(drawn((3, side, side)), APART)
         sizes.append(len(pack([sent, names])))
         assert len(parcels["r0"]) > 3 * side * side
     assert sizes[0] == sizes[1] < 8192
@@ -126,3 +135,25 @@ def test_a_parcel_knows_its_reference() -> None:
     assert "data" not in vars(distant)
     assert torch.equal(torch.as_tensor(distant.here().data), torch.as_tensor(media(4, LARGE)["image"].data))
     assert store.fetched == [parcel.reference]
+
+
+def test_media_that_prompts_came_with_do_not_come_back() -> None:
+    """But those that an engine put in their place do, and so does a request that had none."""
+    given, other = media(1, LARGE), media(2, LARGE)
+    requests = [
+        make_request(0, media=given),
+        make_request(1, target=given),
+        make_request(2),
+        make_request(3, media=given),
+    ]
+    asked = unpack(pack(requests))
+    changed = [*asked[:3], replace(asked[3], media=other)]
+    result = RolloutResult([make_trajectory(request) for request in changed], ("gone",))
+    sent, left = without_prompts(result, asked)
+    assert left == ["r0", "r1"]
+    assert len(pack(replace(sent, trajectories=sent.trajectories[:3]))) < 8192
+    back = with_prompts(unpack(pack(sent)), left, requests)
+    assert back.aborted == ("gone",)
+    assert [one.request for one in back.trajectories[:3]] == requests[:3]
+    assert back.trajectories[0].request.media is given
+    assert pack(back.trajectories[3].request.media) == pack(other)

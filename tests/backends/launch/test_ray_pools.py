@@ -217,6 +217,7 @@ def test_an_object_store_beyond_the_memory_is_refused_at_once(monkeypatch):
         ({"teacher_cpus": 1e9}, r"teacher_cpus=1e\+09 of one worker"),
         ({"cpus": 10**9}, "cpus=1000000000 is above"),
         ({"object_store_mib": 1}, "object_store_mib=1: Ray needs 75 at least"),
+        ({"objects_from_kib": -1}, "objects_from_kib=-1 is below 0"),
     ],
 )
 def test_amounts_that_no_cluster_can_give(options, message):

@@ -10,8 +10,7 @@ import torch
 
 pytest.importorskip("ray")
 
-from omni_backends.launch.ray.media import APART  # noqa: E402
-from omni_backends.launch.ray.tensors import SHARED, Bundle, Outgoing, reference_of, thinned  # noqa: E402
+from omni_backends.launch.ray.tensors import Bundle, Outbox, Outgoing, reference_of, sources_of, thinned  # noqa: E402
 from omni_backends.training.fsdp2.message import from_bytes, to_bytes  # noqa: E402
 from omni_backends.training.fsdp2.shares import check_batch, deal  # noqa: E402
 from omni_portable.contracts.algorithm import TrainBatch  # noqa: E402
@@ -22,6 +21,7 @@ from tests.support.requests import make_request, make_trajectory  # noqa: E402
 from tests.support.trajectories import bit_equal  # noqa: E402
 
 SAMPLES = 4
+APART = 64 << 10
 
 
 class Store:
@@ -58,12 +58,14 @@ def drawn(side: int) -> RolloutResult:
 
 def travelled(result: RolloutResult, store: Store) -> tuple[RolloutResult, int]:
     """As from a rollout worker to the trainer: what that has, and bytes that came."""
-    ids = [trajectory.request.request_id for trajectory in result.trajectories]
-    outgoing = {name: Outgoing() for name in (*ids, "gone", SHARED)}
-    blob = pack(thinned(result, outgoing), Bundles(list(outgoing.values())))
+    groups = {trajectory.request.request_id: trajectory.request.group_id for trajectory in result.trajectories}
+    groups["gone"] = "g9"
+    outbox = Outbox(groups)
+    blob = pack(thinned(result, outbox, APART), Bundles(list(outbox.sources)))
     first = len(store.objects)
-    store.objects += [source.parts for source in outgoing.values()]
-    return unpack(blob, [Bundle(first + place, store.bring) for place in range(len(outgoing))]), len(blob)
+    store.objects += [source.parts for source in outbox.sources]
+    assert len(outbox.sources) == sources_of(list(groups.values()))
+    return unpack(blob, [Bundle(first + place, store.bring) for place in range(len(outbox.sources))]), len(blob)
 
 
 def test_the_trainer_has_shapes_and_small_tensors_and_the_rest_comes_when_it_is_computed_with() -> None:
@@ -86,13 +88,31 @@ def test_the_trainer_has_shapes_and_small_tensors_and_the_rest_comes_when_it_is_
 def test_what_samples_share_is_kept_once_and_small_samples_travel_whole() -> None:
     store = Store()
     travelled(drawn(32), store)
-    *own, gone, shared = store.objects
+    *own, gone, shared, others, all_have = store.objects
     latents = 16 * 32 * 32 * 4
     assert [sum(part.nbytes for part in parts) for parts in own] == [5 * latents] * SAMPLES
     assert sum(part.nbytes for part in shared) == 64 * 512 * 4 >= APART
-    assert gone == []
+    assert gone == others == all_have == []
     small, _ = travelled(drawn(4), Store())
     assert type(small.trajectories[0].latents) is torch.Tensor
+
+
+def test_what_several_prompts_share_is_kept_once_too() -> None:
+    """As a negative prompt is; each prompt's own conditioning goes to whoever has its samples, and nobody else."""
+    store, result, every = Store(), drawn(4), torch.ones(APART // 4)
+    per_prompt = [torch.full((APART // 4,), float(index)) for index in range(2)]
+    several = [
+        replace(trajectory, request=make_request(2 * at), conditioning={"own": per_prompt[at // 2], "negative": every})
+        for at, trajectory in enumerate(result.trajectories)
+    ]
+    back, _ = travelled(RolloutResult(several), store)
+    *own, gone, first, second, others, all_have = store.objects
+    assert own == [[]] * SAMPLES
+    assert gone == others == []
+    assert [[part.nbytes for part in parts] for parts in (first, second, all_have)] == [[APART]] * 3
+    for at, trajectory in enumerate(back.trajectories):
+        assert torch.equal(trajectory.conditioning["own"], per_prompt[at // 2])
+        assert torch.equal(trajectory.conditioning["negative"], every)
 
 
 def test_bytes_that_pass_the_trainer_do_not_grow_with_the_samples() -> None:

@@ -57,6 +57,10 @@ class RayOptions:
     """How the workers of one pool are placed on machines: together or apart, where possible or without exception."""
     object_store_mib: int = 512
     """Shared memory of a cluster that is started here."""
+    objects_from_kib: int = 64
+    """Media of a sample and, where training is in processes of the cluster, its tensors wait in the object store from
+    this size on, and do not pass through the trainer; smaller ones travel with answers, which is faster. 0: all do, for
+    clusters with little shared memory."""
     bucket_mib: int = 64
     """Weights are sent in pieces of at most this size (a larger tensor is a piece of its own)."""
     start_timeout_s: float = 900.0
@@ -75,6 +79,11 @@ class RayOptions:
         if 0 < self.object_store_mib < SMALLEST_STORE_MIB:
             raise ConfigError(
                 f"launcher.options.object_store_mib={self.object_store_mib}: Ray needs {SMALLEST_STORE_MIB} at least"
+            )
+        if self.objects_from_kib < 0:
+            raise ConfigError(
+                f"launcher.options.objects_from_kib={self.objects_from_kib} is below 0",
+                remedy="give a size in KiB, or 0 to keep nothing in the object store",
             )
         for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
             if getattr(self, name) <= 0:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from ray.exceptions import ObjectLostError
 
-from omni_backends.launch.ray.media import rejoined
-from omni_backends.launch.ray.tensors import Bundle, reference_of
+from omni_backends.launch.ray.media import rejoined, with_prompts
+from omni_backends.launch.ray.tensors import Bundle, reference_of, sources_of
 from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.errors import WeightSyncError, WorkerLostError
@@ -58,12 +58,13 @@ class RemoteRolloutEngine:
     Args:
         worker / name: the process and its engine.
         bucket_bytes: weights are sent in pieces of at most this size.
-        apart: large tensors of samples stay in the object store too (see :mod:`tensors`).
+        least: bytes from which on media of a sample stay in the object store; 0: none do.
+        tensors: large tensors of samples stay there too (see :mod:`tensors`).
     """
 
-    def __init__(self, worker: Worker, name: str, bucket_bytes: int, apart: bool = False) -> None:
+    def __init__(self, worker: Worker, name: str, bucket_bytes: int, least: int, tensors: bool = False) -> None:
         self.name = name
-        self._worker, self._bucket_bytes, self._apart = worker, bucket_bytes, apart
+        self._worker, self._bucket_bytes, self._least, self._tensors = worker, bucket_bytes, least, tensors and least
         self._numbers = itertools.count(1)
         self._last = 0
         self._out: dict[int, tuple[str, ...]] = {}
@@ -73,18 +74,20 @@ class RemoteRolloutEngine:
         ids = self._out[number] = tuple(request.request_id for request in requests)
         try:
             blob = await asyncio.to_thread(pack, list(requests))
-            extra = 2 * len(ids) + 1 if self._apart else len(ids)
-            asked = ("generate", number, blob, list(ids), self._apart)
+            groups = [request.group_id for request in requests] if self._tensors else []
+            media = len(ids) if self._least else 0
+            extra = media + (sources_of(groups) if groups else 0)
+            asked = ("generate", number, blob, list(ids), self._least, groups)
             answer, *objects = await self._worker.asked_apart(*asked, extra=extra)
-            parcels = objects[: len(ids)]
-            sources = [Bundle(reference, self._worker.bring) for reference in objects[len(ids) :]]
-            result, names = await asyncio.to_thread(value, answer, self._worker.label, sources)
+            parcels = dict(zip(ids, objects[:media], strict=bool(media)))
+            sources = [Bundle(reference, self._worker.bring) for reference in objects[media:]]
+            result, names, left = await asyncio.to_thread(value, answer, self._worker.label, sources)
         except asyncio.CancelledError:  # nobody waits any more: the worker need not go on, nor be waited for
             self._worker.actor.abort.remote(number, pack([[number, name] for name in ids]))
             raise
         finally:
             del self._out[number]
-        return rejoined(result, names, dict(zip(ids, parcels, strict=True)), self._worker)
+        return rejoined(with_prompts(result, left, requests), names, parcels, self._worker)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         pairs = None

@@ -19,14 +19,15 @@ import ray
 import torch
 
 from omni_backends.launch.local import builder
-from omni_backends.launch.ray.media import Names, completed, separated
-from omni_backends.launch.ray.tensors import SHARED, Outgoing, Parts, thinned
+from omni_backends.launch.ray.media import Names, completed, separated, without_prompts
+from omni_backends.launch.ray.tensors import Held, Outbox, Outgoing, Parts, thinned, thinned_outputs
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.launcher import Role
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.reward import ComposedReward
 from omni_portable.contracts.rollout import RecallableUpdates, RolloutResult
+from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
 from omni_portable.rollout.codec import unpack
@@ -148,9 +149,22 @@ class RewardHost(Host):
 class TeacherHost(Host):
     """A teacher."""
 
-    def teach(self, blob: bytes) -> bytes:
-        """Packed trajectories -> packed list of `TeacherOutput`."""
-        return answered(lambda: self._run(self._role.teach_async(unpack(blob))))
+    def teach(self, blob: bytes, count: int, least: int, *bundles: Parts) -> tuple[Any, ...]:
+        """Packed trajectories -> packed list of `TeacherOutput`, and for each of them a bundle of its large tensors.
+
+        Args:
+            count: of the trajectories.
+            least: bytes from which on a tensor travels apart; 0: none does, and there are no bundles.
+            bundles: of tensors of the trajectories that wait in the object store.
+        """
+        outgoing = [Outgoing() for _ in range(count)] if least else []
+
+        async def teach() -> list[TeacherOutput]:
+            outputs = await self._role.teach_async(unpack(blob, [Held(parts) for parts in bundles], fetch=True))
+            return thinned_outputs(outputs, outgoing, least) if least else list(outputs)
+
+        answer = answered(lambda: self._run(teach()), Bundles(list(outgoing)) if least else None)
+        return answer, *(source.parts for source in outgoing)
 
 
 class RolloutHost(Host):
@@ -166,19 +180,23 @@ class RolloutHost(Host):
         self._revoked: set[tuple[int, str]] = set()
         self._staged: tuple[WeightManifest, int, dict[str, torch.Tensor]] | None = None
 
-    def generate(self, number: int, blob: bytes, ids: Sequence[str], apart: bool = False) -> tuple[Any, ...]:
-        """Packed requests -> packed [`RolloutResult`, names], and a parcel of media for every request id (empty where
-        none travel apart); see :func:`media.separated`.
+    def generate(
+        self, number: int, blob: bytes, ids: Sequence[str], least: int = 0, groups: Sequence[str] = ()
+    ) -> tuple[Any, ...]:
+        """Packed requests -> packed [`RolloutResult`, names of media, requests that left media], and a parcel of media
+        for every request id (empty where none travel apart); see :mod:`media`.
 
         Args:
-            apart: large tensors travel apart too, in a bundle for every request id and one for what they share; see
-                :func:`tensors.thinned`.
+            least: bytes from which on media of a sample travel apart; 0: none do, and there are no parcels.
+            groups: of the requests, where large tensors travel apart too: their bundles are added to the answer; see
+                :class:`tensors.Outbox`.
         """
         parcels: dict[str, bytes] = {}
-        outgoing = {name: Outgoing() for name in (*ids, SHARED)} if apart else {}
+        outbox = Outbox(dict(zip(ids, groups, strict=True))) if groups else None
+        requests: list[Any] = []
 
         async def draw() -> RolloutResult:
-            requests = unpack(blob)
+            requests.extend(unpack(blob))
             late = [i for i in ids if number <= self._floor or (number, i) in self._revoked]
             self._revoked.difference_update((number, i) for i in ids)
             if len(late) == len(ids):
@@ -186,14 +204,18 @@ class RolloutHost(Host):
             result = await self._role.generate([r for r in requests if r.request_id not in late])
             return RolloutResult(list(result.trajectories), (*result.aborted, *late), result.partials)
 
-        def drawn() -> tuple[RolloutResult, Names]:
-            result, names, media = separated(self._run(draw()))
-            parcels.update(media)
-            return thinned(result, outgoing) if apart else result, names
+        def drawn() -> tuple[RolloutResult, Names, list[str]]:
+            result, left = without_prompts(self._run(draw()), requests)
+            names: Names = {}
+            if least:
+                result, names, media = separated(result, least)
+                parcels.update(media)
+            return thinned(result, outbox, least) if outbox else result, names, left
 
-        answer = answered(drawn, Bundles(list(outgoing.values())) if apart else None)
-        bundles = [source.parts for source in outgoing.values()]
-        return answer, *(parcels.get(request, b"") for request in ids), *bundles
+        sources = outbox.sources if outbox else []
+        answer = answered(drawn, Bundles(list(sources)) if outbox else None)
+        media = [parcels.get(request, b"") for request in ids] if least else []
+        return answer, *media, *(source.parts for source in sources)
 
     def pause(self, number: int) -> bytes:
         """Revoke all calls up to `number` and pause."""

@@ -265,10 +265,11 @@ class RayLauncher:
         check_versions(role.label, built["versions"], versions())
         worker.pid = built["pid"]
         log.info("'%s' runs in process %d on %s", role.label, worker.pid, built["address"])
+        least = self._options.objects_from_kib << 10
         if role.name == "rollout":
-            return RemoteRolloutEngine(worker, built["name"], self._bucket_bytes(), apart=self._ranked)
+            return RemoteRolloutEngine(worker, built["name"], self._bucket_bytes(), least, tensors=self._ranked)
         if role.name == "teacher":
-            return RemoteTeacher(worker)
+            return RemoteTeacher(worker, least if self._ranked else 0)
         policy = {name: value for name, value in role.config.get("reward", {}).items() if name in POLICY}
         own = replace(RewardConfig(), **policy)
         return RemoteRewards(worker, ScoringLimits(own.timeout_s, own.retries, self._options.answer_timeout_s))

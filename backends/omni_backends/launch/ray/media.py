@@ -3,6 +3,8 @@
 The process that draws a sample packs its media apart. The trainer gets labels and a reference; it hands the reference
 to a reward worker, which reads the media itself, and fetches them only where it shows them. Whoever drops the
 trajectory frees them. The trainer owns the references: media outlive the process that drew them, not its machine.
+
+Media that a prompt brought along do not come back with its samples: the trainer has them.
 """
 
 from __future__ import annotations
@@ -16,15 +18,14 @@ import torch
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.media import DistantArtifact, MediaArtifact
 from omni_portable.contracts.reward import RewardSample
-from omni_portable.contracts.rollout import RolloutResult
-from omni_portable.contracts.tokens import AnyTrajectory
+from omni_portable.contracts.rollout import RolloutResult, Trajectory
+from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
 from omni_portable.rollout.codec import pack, unpack
-
-APART = 64 << 10
-"""Bytes of media from which those of a sample travel apart: an object of its own costs about a millisecond."""
 
 Names = Mapping[str, Sequence[str]]
 """Request id -> names of its artifacts that travel apart."""
+Media = Mapping[str, MediaArtifact]
+"""By name."""
 
 
 class Parcel:
@@ -46,15 +47,15 @@ class Parcel:
         return self._held[name]
 
 
-def separated(result: RolloutResult) -> tuple[RolloutResult, Names, dict[str, bytes]]:
-    """The drawing side: a result with empty data in place of large media, their names, and the packed media by request
-    id."""
+def separated(result: RolloutResult, least: int) -> tuple[RolloutResult, Names, dict[str, bytes]]:
+    """The drawing side: a result with empty data in place of media of `least` bytes and more for one sample, their
+    names, and the packed media by request id."""
     names: dict[str, list[str]] = {}
     parcels: dict[str, bytes] = {}
     trajectories = []
     for trajectory in result.trajectories:
         media = {name: one for name, one in trajectory.artifacts.items() if isinstance(one.data, torch.Tensor)}
-        if sum(one.data.nbytes for one in media.values() if isinstance(one.data, torch.Tensor)) >= APART:
+        if sum(one.data.nbytes for one in media.values() if isinstance(one.data, torch.Tensor)) >= least:
             request = trajectory.request.request_id
             names[request], parcels[request] = list(media), pack(media)
             labels = {name: _labels(one) for name, one in media.items()}
@@ -73,6 +74,34 @@ def rejoined(result: RolloutResult, names: Names, references: Mapping[str, Any],
         parcel = Parcel(references[request], worker)
         distant = {name: DistantArtifact(trajectory.artifacts[name], parcel) for name in names[request]}
         return replace(trajectory, artifacts={**trajectory.artifacts, **distant})
+
+    return replace(result, trajectories=[one(trajectory) for trajectory in result.trajectories])
+
+
+def without_prompts(result: RolloutResult, requests: Sequence[AnyRequest]) -> tuple[RolloutResult, list[str]]:
+    """The drawing side: a result without the media that came with its requests, and the ids of these: whoever asked
+    has them still."""
+    asked = {request.request_id: request for request in requests}
+    left: list[str] = []
+
+    def one(trajectory: AnyTrajectory) -> AnyTrajectory:
+        own = trajectory.request
+        came = asked[own.request_id]
+        if not (came.media or came.target) or own.media is not came.media or own.target is not came.target:
+            return trajectory
+        left.append(own.request_id)
+        return _with_media(trajectory, {}, {})
+
+    return replace(result, trajectories=[one(trajectory) for trajectory in result.trajectories]), left
+
+
+def with_prompts(result: RolloutResult, left: Sequence[str], requests: Sequence[AnyRequest]) -> RolloutResult:
+    """The trainer's side: the result with the media that its requests had."""
+    asked = {request.request_id: request for request in requests if request.request_id in set(left)}
+
+    def one(trajectory: AnyTrajectory) -> AnyTrajectory:
+        came = asked.get(trajectory.request.request_id)
+        return trajectory if came is None else _with_media(trajectory, came.media, came.target)
 
     return replace(result, trajectories=[one(trajectory) for trajectory in result.trajectories])
 
@@ -106,6 +135,12 @@ def completed(
         sample if position < 0 else replace(sample, artifacts={**sample.artifacts, **unpack(parcels[position])})
         for sample, position in zip(samples, positions, strict=True)
     ]
+
+
+def _with_media(trajectory: AnyTrajectory, media: Media, target: Media) -> AnyTrajectory:
+    if isinstance(trajectory, Trajectory):
+        return replace(trajectory, request=replace(trajectory.request, media=media, target=target))
+    return replace(trajectory, request=replace(trajectory.request, media=media, target=target))
 
 
 def _labels(artifact: MediaArtifact) -> MediaArtifact:

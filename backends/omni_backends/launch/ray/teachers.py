@@ -5,24 +5,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ray.exceptions import ObjectLostError
+
+from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_backends.launch.ray.wire import value
 from omni_backends.launch.ray.worker import Worker
+from omni_portable.contracts.errors import ClusterError, WorkerLostError
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.rollout.codec import pack
+from omni_portable.rollout.distant import Bundles
 
 
 class RemoteTeacher:
-    """`Teaching` over a worker; trajectories and outputs travel as packed bytes.
+    """`Teaching` over a worker; trajectories and outputs travel as packed bytes, tensors of samples that wait in the
+    object store by reference.
 
-    Raises `WorkerLostError` once the process is gone; teaching leaves nothing behind and may be asked for again.
+    Raises `WorkerLostError` once the process is gone; teaching leaves nothing behind and may be asked for again. Raises
+    `ClusterError` where tensors are gone with the machine that drew them, which no further attempt mends.
+
+    Args:
+        worker: the process.
+        least: bytes from which on a tensor of an output stays in the object store; 0: none does.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, least: int = 0) -> None:
+        self._worker, self._least = worker, least
 
     async def teach_async(self, trajectories: Sequence[AnyTrajectory]) -> list[TeacherOutput]:
-        blob = await asyncio.to_thread(pack, list(trajectories))
-        answer = await self._worker.asked("teach", blob)
-        outputs: list[TeacherOutput] = await asyncio.to_thread(value, answer, self._worker.label)
+        count, bundles = len(trajectories), Bundles()
+        blob = await asyncio.to_thread(pack, list(trajectories), bundles)
+        asked = ("teach", blob, count, self._least, *map(reference_of, bundles.sources))
+        try:
+            answer, *objects = await self._worker.asked_apart(*asked, extra=count if self._least else 0)
+        except WorkerLostError as error:
+            if not isinstance(error.__cause__, ObjectLostError):
+                raise
+            raise ClusterError(
+                f"tensors of {count} samples, the first '{trajectories[0].request.request_id}', are gone with the "
+                f"machine that drew them: {error.problem}",
+                remedy="continue the run from its last checkpoint (trainer.resume=auto), which draws them again",
+            ) from error
+        sources = [Bundle(reference, self._worker.bring) for reference in objects]
+        outputs: list[TeacherOutput] = await asyncio.to_thread(value, answer, self._worker.label, sources)
         return outputs

@@ -96,12 +96,18 @@ class Worker:
         """What a reference of :meth:`asked_apart` stands for.
 
         Raises:
-            WorkerLostError: it is gone with its machine.
+            ClusterError: it is gone with its machine, or does not come in time.
         """
         self.require_cluster()
-        late = f"media or tensors that '{self.label}' made did not come within {self._timeout_s:g} seconds"
+        what = f"media or tensors that '{self.label}' made"
         try:
+            late = f"{what} did not come within {self._timeout_s:g} seconds"
             return self._wait(reference, self._timeout_s, late)
+        except ObjectLostError as error:
+            raise ClusterError(
+                f"{what} are gone with their machine: {_first_line(error)}",
+                remedy="continue the run from its last checkpoint (trainer.resume=auto), which makes them again",
+            ) from error
         except RayError as error:
             raise self.explained(error) from error
 
