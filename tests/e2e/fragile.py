@@ -67,18 +67,20 @@ def build_rollout(config: Mapping[str, Any], setup: EngineSetup | None = None) -
             (faults / str(version)).unlink()
         except FileNotFoundError:
             return update(stream, version)
-        return _broken(lambda: update(stream, version))
+        return _broken(engine, lambda: update(stream, version))
 
     engine.update_weights = fragile  # type: ignore[method-assign]
     return engine
 
 
-def _broken(update: Any) -> Any:
+def _broken(engine: Any, update: Any) -> Any:
     from omni_backends.rollout.native import weights
 
     apply = weights.apply_tensors
 
     def breaking(module: Any, tensors: Any) -> None:
+        if module is not engine._adapter.transformer:
+            return apply(module, tensors)
         weights.apply_tensors = apply  # the old ones are put back by it
         first, second, *_ = tensors
         apply(module, {first: tensors[first]})
