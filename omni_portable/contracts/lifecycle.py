@@ -25,6 +25,7 @@ class Ack:
         seconds: wall time of the operation.
         detail: a sentence for people, e.g. which requests were aborted.
         aborted: ids of the requests this operation aborted.
+        ok: False where `recall_weights` could not bring the weights of its version back by itself.
     """
 
     operation: str

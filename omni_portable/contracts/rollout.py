@@ -299,11 +299,16 @@ class RecallableUpdates(Protocol):
     """What an engine may offer beside `update_weights`: taking the last update back, where others could not follow."""
 
     def recall_weights(self, version: int) -> Ack:
-        """Stand at an earlier version again. The weights that the engine holds count for nothing from now on: it stays
-        paused until an update to `version`, or to a later one, has come.
+        """Stand at an earlier version again, with its weights where they are still here: an engine keeps those that an
+        update replaced until it is resumed, when everybody has the new ones.
+
+        Returns:
+            An Ack that is `ok` where the engine holds the weights of `version`. Where it is not, those that it holds
+            count for nothing: it stays paused until an update to `version`, or to a later one, has come.
 
         Raises:
             LifecycleError: the engine is not paused.
-            WeightSyncError: `version` is not an earlier one.
+            WeightSyncError: `version` is not an earlier one, or its weights could not be put back; then the engine
+                waits for an update, too.
         """
         ...

@@ -176,34 +176,39 @@ class Crew:
         else:
             log.info("rollout replica '%s' joined at policy version %d", name, self.version)
 
-    def take_back(self, ahead: Sequence[RolloutEngine]) -> None:
-        """Bring replicas that applied an update which others could not back to the version that all held.
+    def take_back(self, ahead: Sequence[RolloutEngine]) -> list[str]:
+        """Bring replicas that applied an update which others could not back to the version that all held: with the
+        weights that the engine itself has kept, else with the copy here.
 
-        One that cannot go back, or for which no copy of those weights is kept, stays paused as it is; an update under a
-        further version reaches it.
+        One that cannot go back stays paused and draws nothing; an update under a further version reaches it.
+
+        Returns:
+            A phrase for each of those, with the reason.
         """
         engines = {name: seat.engine for name, seat in self.seats.items() if seat.engine in ahead}
-        if not engines:
-            return
-        if self._latest is None:
-            names = ", ".join(engines)
-            log.warning("%s hold a version that others could not take, and draw nothing before the next update", names)
-            return
         answers = call_all(engines, self._go_back)
         self.settle(answers, engines)
-        for name, error in answers.failed.items():
-            log.warning("rollout replica '%s' did not go back to policy version %d: %s", name, self.version, error)
+        stayed = [
+            f"rollout replica '{name}' took the update and did not go back to policy version {self.version}: "
+            f"{error.problem if isinstance(error, OmniPortableError) else repr(error)}"
+            for name, error in answers.failed.items()
+        ]
+        for phrase in stayed:
+            log.warning("%s", phrase)
         if answers.done:
-            log.info("%s are back at policy version %d", ", ".join(answers.done), self.version)
+            log.info("back at policy version %d: %s", self.version, ", ".join(answers.done))
+        return stayed
 
     def _go_back(self, engine: RolloutEngine) -> None:
         if not isinstance(engine, RecallableUpdates):
             raise LifecycleError(f"the rollout engine '{engine.name}' cannot take a weight update back")
-        engine.recall_weights(self.version)
-        assert self._latest is not None
-        ack = engine.update_weights(NamedTensorStream(*self._latest), self.version)
+        ack = engine.recall_weights(self.version)
+        if not ack.ok:
+            if self._latest is None:
+                raise LifecycleError(f"neither it nor the trainer has a copy of those weights ({ack.detail})")
+            ack = engine.update_weights(NamedTensorStream(*self._latest), self.version)
         if ack.policy_version != self.version:
-            raise WeightSyncError(f"after it was sent that version again it holds {ack.policy_version}")
+            raise WeightSyncError(f"it holds version {ack.policy_version} now")
 
     def _line_up(self, name: str, engine: RolloutEngine) -> None:
         engine.pause()

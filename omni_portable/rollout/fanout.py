@@ -71,6 +71,16 @@ def named(error: Exception, replica: str) -> Exception:
     return type(error)(problem, remedy=error.remedy, choices=error.choices).with_traceback(error.__traceback__)
 
 
+def with_more(error: Exception, phrases: Sequence[str]) -> Exception:
+    """The same error, saying what else went wrong."""
+    if not isinstance(error, OmniPortableError):
+        for phrase in phrases:
+            error.add_note(phrase)
+        return error
+    problem = "; ".join((error.problem, *phrases))
+    return type(error)(problem, remedy=error.remedy, choices=error.choices).with_traceback(error.__traceback__)
+
+
 def check_acks(acks: Mapping[str, Ack], operation: str, version: int) -> None:
     """Every replica did the operation and now holds `version`.
 

@@ -19,6 +19,9 @@ LEGAL: dict[EngineState, tuple[str, ...]] = {
 }
 """Operations each state allows; :class:`Lifecycle` narrows them where weights are missing or memory is half awake."""
 
+NOT_KEPT = "the engine keeps the weights that an update replaced until it is resumed; these it has not"
+"""What an engine says that is recalled to a version whose weights it cannot put back."""
+
 LEVELS = (1, 2)
 """Sleep levels: 1 keeps a copy of the contents off the device, 2 discards them."""
 
@@ -141,7 +144,7 @@ class Lifecycle:
 
     def recalled(self, version: int) -> None:
         """Commit that the last update is taken back: the engine stands at an earlier version, whose weights must come
-        again before it draws.
+        again before it draws (:meth:`went_back`, or an update).
 
         Raises:
             WeightSyncError: the version is not an earlier one.
@@ -153,6 +156,10 @@ class Lifecycle:
                 remedy="name an earlier version",
             )
         self.recalled_from, self.policy_version = self.policy_version, version
+
+    def went_back(self) -> None:
+        """Commit that the engine holds the weights of the version that it was recalled to."""
+        self.recalled_from = None
 
     def _described(self) -> str:
         parts = [self.state.value]

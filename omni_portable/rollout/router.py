@@ -22,6 +22,7 @@ from omni_portable.rollout.fanout import (
     joined_ack,
     joined_statistics,
     same_checksums,
+    with_more,
 )
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
 from omni_portable.rollout.relay import Relay
@@ -183,12 +184,13 @@ class Router:
 
     def update_weights(self, stream: WeightStream, version: int) -> Ack:
         """Bring every replica to `version`, or none: all receive and verify first, then all apply. Where one cannot
-        apply it, the others are sent the weights that they held again, if a copy of these is kept.
+        apply it, the others go back to the weights that they held.
 
         Engines that cannot stage an update receive and apply it in one.
 
         Raises:
-            WeightSyncError: names the replica and the tensor; all stay paused.
+            WeightSyncError: names the replica and the tensor; all stay paused, at the version they held. One that could
+                not go back is named, too, with the reason.
         """
         staged, tensors = self._stage(stream, version)
         applied: list[RolloutEngine] = []
@@ -204,8 +206,9 @@ class Router:
         try:
             acks = self._ask(apply)
             check_acks(acks, "update_weights", version)
-        except Exception:
-            self._crew.take_back(applied)
+        except Exception as error:
+            if stayed := self._crew.take_back(applied):
+                raise with_more(error, stayed) from None
             raise
         self._crew.remember(stream.manifest, tensors, version)
         return joined_ack(acks, "update_weights", version)

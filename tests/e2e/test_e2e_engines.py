@@ -6,23 +6,13 @@ import math
 from pathlib import Path
 
 from tests.e2e.rundirs import metrics
+from tests.e2e.settings import EIGHT
 from tests.support.engines import require_installed
 
 require_installed("vllm", "vllm_omni")
 
 STEPS = 3
-RUN = (
-    "data.validation=''",
-    "data.train_batch_size=2",
-    "rollout.n=4",
-    "rollout.max_num_seqs=8",
-    "device.threads=1",
-    "consistency.batch_shapes=[]",
-    f"trainer.total_steps={STEPS}",
-    "trainer.save_interval=0",
-    "trainer.progress=plain",
-    "trainer.loggers=[jsonl]",
-)
+RUN = (*EIGHT, "rollout.max_num_seqs=8", f"trainer.total_steps={STEPS}", "trainer.save_interval=0")
 TOLERANCES = {
     "reward/": (1e-3, 1e-3),
     "advantage/": (1e-3, 1e-3),

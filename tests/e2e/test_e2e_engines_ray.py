@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.rundirs import logged, worker
+from tests.e2e.settings import EIGHT, VLLM
 from tests.e2e.watching import command, descendants
 from tests.support.engines import require_installed
 from tests.support.processes import assert_gone, lives
@@ -20,22 +21,14 @@ require_installed("vllm", "ray")
 STEPS = 12
 PATIENCE_S = 900.0
 RUN = (
+    *EIGHT,
+    *VLLM,
     "launcher.name=ray",
-    "rollout.engine=vllm",
-    "rollout.options.max_model_len=256",
-    "rollout.options.kv_cache_mib=32",
-    "rollout.n=4",
     "rollout.max_new_tokens=128",
     "rollout.temperature=5.0",
-    "data.train_batch_size=2",
-    "data.validation=''",
     "actor.mini_batch_size=8",
-    "device.threads=1",
-    "consistency.batch_shapes=[]",
     f"trainer.total_steps={STEPS}",
     "trainer.save_interval=0",
-    "trainer.progress=plain",
-    "trainer.loggers=[jsonl]",
 )
 
 

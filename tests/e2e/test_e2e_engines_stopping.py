@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from omni_backends.rollout.external.guard import VARIABLE
+from tests.e2e.settings import EIGHT
 from tests.support.engines import require_installed
 from tests.support.processes import lives
 from tests.support.sync_worker import ROOT
@@ -28,17 +29,7 @@ require_installed("vllm", "vllm_omni")
 PATIENCE_S = 900.0
 ENDING_S = 120.0
 """Most of it on a busy machine."""
-COMMON = (
-    "data.validation=''",
-    "data.train_batch_size=2",
-    "rollout.n=4",
-    "device.threads=1",
-    "consistency.batch_shapes=[]",
-    "trainer.total_steps=100000",
-    "trainer.save_interval=0",
-    "trainer.progress=plain",
-    "trainer.loggers=[jsonl]",
-)
+COMMON = (*EIGHT, "trainer.total_steps=100000", "trainer.save_interval=0")
 RECIPES = {
     "vllm": ("qwen3/grpo_letters_tiny", "rollout.engine=vllm", "actor.mini_batch_size=8"),
     "vllm_tensor_parallel": (

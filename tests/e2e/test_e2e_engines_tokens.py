@@ -10,25 +10,21 @@ import pytest
 
 from omni_portable.config.recipes import find_recipe
 from tests.e2e.rundirs import metrics
+from tests.e2e.settings import BARE, VLLM
 from tests.support.engines import require_installed
 
 require_installed("vllm")
 
 STEPS = 3
 COMMON = (
+    *BARE,
     f"trainer.total_steps={STEPS}",
-    "trainer.progress=plain",
-    "trainer.loggers=[jsonl]",
-    "device.threads=1",
-    "data.validation=''",
     "data.train_batch_size=4",
     "rollout.n=4",
     "rollout.max_num_seqs=16",
     "actor.mini_batch_size=0",
     "consistency.max_logprob_gap=1e-5",
-    "consistency.batch_shapes=[]",
 )
-VLLM = ("rollout.engine=vllm", "rollout.options.max_model_len=256", "rollout.options.kv_cache_mib=32")
 EXACT = ("reward/mean", "reward/std", "replay/sampled_groups")
 """Equal: both engines draw the same tokens."""
 CLOSE = {"actor/loss": 1e-5, "actor/grad_norm": 1e-4, "actor/ratio_mean": 1e-5}

@@ -33,6 +33,8 @@ class Replica:
         self.open = asyncio.Event()
         self.dead = asyncio.Event()
         self.refuse = ""
+        self.keeps = True
+        self.former: tuple[int, dict[str, torch.Tensor]] | None = None
 
     def die(self) -> None:
         self.dead.set()
@@ -72,6 +74,7 @@ class Replica:
     def resume(self) -> Ack:
         self._require("resume")
         self.lifecycle.resumed()
+        self.former = None
         return self._done("resume")
 
     def sleep(self, level: int = 1) -> Ack:
@@ -110,6 +113,7 @@ class Replica:
             raise EngineEndedInUpdateError(f"the engine ended during the weight update to policy version {version}")
         if self.refuse == "apply":
             raise WeightSyncError("applying failed at 'w'")
+        self.former = (self.lifecycle.policy_version, self.tensors) if self.keeps else None
         self.tensors = tensors
         self.lifecycle.updated(version - (self.refuse == "version"))
         return self._done("update_weights")
@@ -119,7 +123,11 @@ class Replica:
         self.lifecycle.recalled(version)
         if self.refuse == "recall":
             raise WeightSyncError("going back failed")
-        return self._done("recall_weights")
+        if self.former is None or self.former[0] != version:
+            return self._done("recall_weights", ok=False, detail="not kept")
+        self.tensors, self.former = self.former[1], None
+        self.lifecycle.went_back()
+        return self._done("recall_weights", detail="put back")
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         self._alive()

@@ -53,6 +53,12 @@ def recalled():
     return lifecycle
 
 
+def gone_back():
+    lifecycle = recalled()
+    lifecycle.went_back()
+    return lifecycle
+
+
 def sent_again():
     lifecycle = recalled()
     lifecycle.require_version(1)
@@ -77,6 +83,7 @@ TABLE = {
     ),
     "recalled": (recalled, {"abort", "sleep", "update_weights", "health"}),
     "sent again after a recall": (sent_again, PAUSED),
+    "gone back by itself": (gone_back, PAUSED),
     "weights awake, cache asleep": (
         lambda: woken(1, "weights", of=("weights", "kv_cache")),
         {"abort", "wake", "update_weights", "recall_weights", "weights_checksum", "health"},

@@ -92,14 +92,15 @@ class Bench:
 CAUSES = {"stage": "the tensor 'w' arrived with checksum 1, announced was 2", "apply": "applying failed at 'w'"}
 
 
-@pytest.mark.parametrize(("where", "held"), [("stage", [1.0, 1.0]), ("apply", [7.0, 1.0])])
-def test_the_run_stops_and_says_which_replica_and_tensor_and_why(where: str, held: list[float]) -> None:
+@pytest.mark.parametrize("where", ["stage", "apply"])
+def test_the_run_stops_and_says_which_replica_and_tensor_and_why(where: str) -> None:
     bench = Bench(where, failures=1, attempts=1)
     with pytest.raises(WeightSyncError) as caught:
         asyncio.run(bench.run())
     assert caught.value.problem == f"rollout replica 'rollout-1': {CAUSES[where]}"
     assert bench.states == ["paused", "paused"], "neither draws from a policy that not all hold"
-    assert bench.held == held
+    assert bench.held == [1.0, 1.0]
+    assert [replica.lifecycle.policy_version for replica in (bench.steady, bench.moody)] == [START] * 2
     assert bench.server.version == START
 
 

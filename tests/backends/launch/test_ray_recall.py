@@ -32,35 +32,41 @@ def weights(change: float):
     return make_stream("full", tensors.items(), None)
 
 
-def role(replica: int, build: str, **arguments: int) -> Role:
+def role(replica: int, build: str, **arguments: list[int]) -> Role:
     return Role("rollout", f"{HERE}:{build}", CPU, replica, arguments, environment={"OMP_NUM_THREADS": "1"})
 
 
 def test_the_others_go_back_and_an_update_that_is_sent_again_reaches_all(cluster) -> None:
     launcher = RayLauncher(RayOptions())
-    roles = [role(0, "build_native"), role(1, "build_native", fails_at=2)]
+    roles = [role(0, "build_native"), role(1, "build_native", fails_at=[1, 4])]
     try:
         launcher.reserve(roles)
         with ThreadPoolExecutor(2) as threads:
             engines = dict(zip([one.label for one in roles], threads.map(launcher.start, roles), strict=True))
-        router = Router(engines, keep=True)
+        router = Router(engines)  # no copy here: each replica goes back by itself
         old, new = weights(0.125), weights(0.25)
+        began = router.weights_checksum()
         router.pause()
-        router.update_weights(old, 1)
+        with pytest.raises(WeightSyncError, match="rollout replica 'rollout-1': the tensor '.*' could not be written"):
+            router.update_weights(new, 1)
+        for name, engine in engines.items():
+            assert (engine.health().state.value, engine.health().policy_version) == ("paused", 0), name
+        assert router.weights_checksum() == began
+        router.update_weights(old, 2)
         router.resume()
         before = asyncio.run(router.generate(REQUESTS)).trajectories
         router.pause()
         with pytest.raises(WeightSyncError, match="rollout replica 'rollout-1': the tensor '.*' could not be written"):
-            router.update_weights(new, 2)
+            router.update_weights(new, 3)
         for name, engine in engines.items():
-            assert (engine.health().state.value, engine.health().policy_version) == ("paused", 1), name
+            assert (engine.health().state.value, engine.health().policy_version) == ("paused", 2), name
         assert router.weights_checksum() == {name: said.checksum for name, said in old.manifest.tensors.items()}
         router.resume()
         again = asyncio.run(router.generate(REQUESTS)).trajectories
         assert bit_equal(before, again)
         router.pause()
-        router.update_weights(weights(0.25), 3)
-        assert [engine.health().policy_version for engine in engines.values()] == [3, 3]
+        router.update_weights(weights(0.25), 4)
+        assert [engine.health().policy_version for engine in engines.values()] == [4, 4]
         assert router.weights_checksum() == {name: said.checksum for name, said in new.manifest.tensors.items()}
     finally:
         launcher.shutdown()

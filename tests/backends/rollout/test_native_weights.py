@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from omni_backends.rollout.native import weights as weights_module
-from omni_portable.contracts.errors import WeightSyncError
+from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.lifecycle import EngineState
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import apply_tensors, checksums, make_stream
@@ -150,6 +150,35 @@ def test_the_version_must_grow(make_engine, new_weights, version):
     with pytest.raises(WeightSyncError, match="version 4"):
         engine.update_weights(new_weights(engine), version)
     assert engine.weights_checksum() == held
+
+
+def test_an_update_is_taken_back_until_the_engine_is_resumed(engine, new_weights):
+    """Also the first: to what the engine began with."""
+    outputs, held = generate(engine), engine.weights_checksum()
+    engine.pause()
+    engine.update_weights(new_weights(engine), 3)
+    assert engine.weights_checksum() != held
+    ack = engine.recall_weights(0)
+    assert (ack.ok, ack.policy_version, ack.bytes > 0) == (True, 0, True)
+    assert_untouched(engine, 0, outputs, held)
+    engine.pause()
+    engine.update_weights(new_weights(engine), 1)
+    engine.resume()
+    engine.pause()
+    assert not engine.recall_weights(0).ok, "everybody had it: nobody goes back"
+    with pytest.raises(LifecycleError, match="weights of version 1, which was recalled and cannot resume"):
+        engine.resume()
+    assert engine.update_weights(new_weights(engine), 0).policy_version == 0
+
+
+def test_weights_that_counted_for_nothing_are_not_gone_back_to(make_engine, new_weights):
+    engine = make_engine(lora_rank=0)
+    engine.pause()
+    stream = new_weights(engine)
+    engine.sleep(2)
+    engine.wake()
+    engine.update_weights(stream, 1)
+    assert not engine.recall_weights(0).ok
 
 
 def test_engine_keeps_its_own_copy(make_engine, new_weights):

@@ -137,3 +137,26 @@ def test_a_failed_update_leaves_what_is_held(
         updates.send(stream(3), group, 3, keep=True)
     assert updates.held.version == 2
     assert checksums(updates.held.tensors.items()) == checksums(values(2).items()) == collect_checksums(group)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_the_former_update_is_here_until_it_is_settled(
+    updates: WeightUpdates, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    if not room:
+        monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    group = LocalWorkers(InPlaceTarget(values(99)))
+    assert not updates.step_back(0), "nothing was held before"
+    for version in (1, 2, 3):
+        updates.send(stream(version), group, version, keep=True)
+    assert updates.step_back(2)
+    assert updates.held is not None
+    assert updates.held.version == 2
+    assert updates.send_again(group) is not None
+    assert collect_checksums(group) == checksums(values(2).items()) == checksums(updates.held.tensors.items())
+    assert not updates.step_back(1), "no further than one update"
+    for version in (4, 5):
+        updates.send(stream(version), group, version, keep=True)
+    assert collect_checksums(group) == checksums(values(5).items())
+    updates.settle()
+    assert not updates.step_back(4)

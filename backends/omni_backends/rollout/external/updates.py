@@ -56,11 +56,13 @@ class WeightUpdates:
     Attributes:
         channel: shared memory, made at the first update and used again until :meth:`close`.
         held: the last update that arrived; None where none has, or where it was not to be kept.
+        former: what was held before, until :meth:`settle` or the next update; for :meth:`step_back`.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
         self.channel = SharedMemorySender(bucket_bytes)
         self.held: Held | None = None
+        self.former: Held | None = None
 
     def send(self, stream: WeightStream, call: Call, version: int, *, keep: bool, repeat: bool = False) -> SyncReport:
         """Bring a stream into all workers; see `sync.send_weights`, also for the errors.
@@ -69,14 +71,34 @@ class WeightUpdates:
             keep: hold it afterwards; without it nothing is held, since an older update would be another policy.
             repeat: what the workers hold counts for nothing (lost, or recalled), and they may be sent any version.
         """
+        before, self.former = self.held, None  # the former one lies where this one is written
         kept = KeptStream(stream, keep=lambda: keep and not self.channel.lasting)
         report = send_weights(kept, call, version=version, channel=self.channel, repeat=repeat)
         manifest = stream.manifest
         self.held = Held(version, manifest, self.channel.held(manifest) or kept.kept) if keep else None
+        self.former = None if repeat else before
         return report
+
+    def step_back(self, version: int) -> bool:
+        """Hold what was held before the last update, where it is that `version`; :meth:`send_again` follows."""
+        former, self.former = self.former, None
+        if former is None or former.version != version:
+            return False
+        tensors = {name: tensor.clone() for name, tensor in former.tensors.items()}  # they lie where they will be sent
+        self.held = replace(former, tensors=tensors)
+        return True
+
+    def settle(self) -> None:
+        """Nobody goes back any more."""
+        self.former = None
+
+    def forget(self) -> None:
+        """Neither the last update nor the one before counts any more."""
+        self.held = self.former = None
 
     def send_again(self, call: Call) -> SyncReport | None:
         """Bring what is held into new processes; None where nothing is."""
+        self.former = None
         if self.held is None:
             return None
         held = self.held
@@ -87,5 +109,5 @@ class WeightUpdates:
 
     def close(self) -> None:
         """Give the shared memory back, and forget what is held."""
-        self.held = None
+        self.forget()
         self.channel.close()

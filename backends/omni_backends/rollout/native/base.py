@@ -29,7 +29,7 @@ from omni_portable.contracts.weights import LoraInfo, WeightStream
 from omni_portable.models.lora_file import inject_configured_lora
 from omni_portable.models.setup import EngineSetup, PolicyAdapter
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
-from omni_portable.rollout.lifecycle import Lifecycle
+from omni_portable.rollout.lifecycle import NOT_KEPT, Lifecycle
 from omni_portable.rollout.prompt_cache import PromptCache
 from omni_portable.rollout.statistics import RolloutStatistics
 
@@ -73,6 +73,8 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
         self._pool.register("weights", module)
         self._cache = PromptCache(config.rollout.prompt_cache_size, self._encode)
         self._lifecycle = Lifecycle(self.name)
+        self._former: tuple[int, dict[str, torch.Tensor]] | None = None
+        """Version and weights that the last update replaced, until the engine is resumed."""
         self._inflight = InFlight()
         self._statistics = RolloutStatistics(COUNTERS)
         self._lock = threading.RLock()
@@ -145,6 +147,7 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
         """Accept requests again."""
         with self._operation("resume") as started:
             self._lifecycle.resumed()
+            self._former = None
             return self._ack("resume", started)
 
     def sleep(self, level: int = 1) -> Ack:
@@ -183,7 +186,10 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
             tensors = self._weights.receive(stream)
             if self._lifecycle.weights_lost:
                 self._restore_base()
-            self._weights.replace(tensors)
+            self._former = None
+            former = self._weights.replace(tensors)
+            if not self._lifecycle.repeats:
+                self._former = self._lifecycle.policy_version, former
             self._lifecycle.updated(version)
             detail = f"{len(tensors)} tensors; {self._weights.describe()}"
             return self._ack("update_weights", started, moved=stream.manifest.bytes, detail=detail)
@@ -192,7 +198,13 @@ class InProcessEngine(ABC, Generic[AdapterT, RequestT, PackT]):
         """See `contracts.rollout.RecallableUpdates`."""
         with self._operation("recall_weights") as started:
             self._lifecycle.recalled(version)
-            return self._ack("recall_weights", started)
+            former, self._former = self._former, None
+            if former is None or former[0] != version:
+                return replace(self._ack("recall_weights", started, detail=NOT_KEPT), ok=False)
+            self._weights.replace(former[1])
+            self._lifecycle.went_back()
+            moved = sum(tensor.numel() * tensor.element_size() for tensor in former[1].values())
+            return self._ack("recall_weights", started, moved=moved, detail="put back")
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Checksum per tensor of what the engine holds: of all that updates replace, or of the named ones."""

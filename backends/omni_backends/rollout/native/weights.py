@@ -38,8 +38,11 @@ class PolicyWeights:
         except Exception as error:
             raise WeightSyncError(f"the weight stream broke off: {error}") from error
 
-    def replace(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def replace(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Write verified tensors into the module; on any failure the former ones are put back, bit for bit.
+
+        Returns:
+            The former ones, on the host.
 
         Raises:
             WeightSyncError: writing failed, or the module does not hold what was written.
@@ -54,6 +57,7 @@ class PolicyWeights:
             if isinstance(error, WeightSyncError) or not isinstance(error, Exception):
                 raise
             raise WeightSyncError(f"applying a weight update failed: {error}") from error
+        return former
 
     def checksums(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Checksum per tensor, of all that updates replace or of the named tensors (any canonical name of the module).

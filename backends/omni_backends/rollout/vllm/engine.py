@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from omni_backends.rollout.external.versions import require_version
 from omni_backends.rollout.vllm import SUPPORTED, VllmOptions
@@ -32,7 +33,7 @@ from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.autoregressive.continuing import extended
 from omni_portable.models.setup import EngineSetup, load_token_adapter
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
-from omni_portable.rollout.lifecycle import Lifecycle
+from omni_portable.rollout.lifecycle import NOT_KEPT, Lifecycle
 from omni_portable.rollout.prompt_cache import PromptCache
 from omni_portable.rollout.statistics import RolloutStatistics
 
@@ -188,6 +189,9 @@ class VllmEngine:
         """See `contracts.rollout.RecallableUpdates`."""
         with self._operation("recall_weights") as started:
             self._lifecycle.recalled(version)
+            if not self._host.recall(version):
+                return replace(self._ack("recall_weights", started, detail=NOT_KEPT), ok=False)
+            self._lifecycle.went_back()
             return self._ack("recall_weights", started)
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:

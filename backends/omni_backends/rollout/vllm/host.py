@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ LOG = logging.getLogger(__name__)
 MIB = 1 << 20
 
 
+@dataclass(frozen=True)
+class _Replaced:
+    """What an engine served of an earlier version: its folders, and the update that it held besides."""
+
+    version: int
+    folder: ServingFolder
+    exported: Path | None
+    held: Held | None
+
+
 class VllmHost:
     """Holds the running process; the engine's lock guards it.
 
@@ -39,7 +50,11 @@ class VllmHost:
         self._setup, self._options = setup, options
         self._policy: Policy = read_policy(setup, merge_lora=options.merge_lora)
         self._paused = False
+        self._stale = False
+        """The process holds weights that were recalled: a new one is started before they are looked at or used."""
         self._exported: Path | None = None
+        self._replaced: _Replaced | None = None
+        """What an engine that was built anew replaced, until it is resumed."""
         self._folder = ServingFolder(setup.load.path)
         self._version = 0
         self._updates = WeightUpdates(options.bucket_mib * MIB)
@@ -112,8 +127,11 @@ class VllmHost:
         self._paused = True
 
     def resume(self) -> None:
-        """Let vLLM schedule again; where its process has ended, a new one."""
+        """Let vLLM schedule again; where its process has ended, a new one. What was recalled is not served, and the
+        weights before the last update are let go of."""
         self._revive()
+        self._updates.settle()
+        self._drop_replaced()
         self._process.call("resume", self._process.front().resume_generation())
         self._paused = False
 
@@ -154,14 +172,43 @@ class VllmHost:
     def _update(self, stream: WeightStream, version: int, *, repeat: bool) -> str:
         if self._options.moe_update == "rebuild" and self._policy.lora is None:
             return self._rebuild(stream, version)
-        self._revive()
+        if not self._process.alive:
+            self._revive()
         process = self._process
         with update_errors(process, version):
             self._clear_prefixes()
-            report = self._updates.send(stream, process.rpc, version, keep=self._options.keep_weights, repeat=repeat)
+            report = self._updates.send(
+                stream, process.rpc, version, keep=self._options.keep_weights, repeat=repeat or self._stale
+            )
             process.call("update_weight_version", process.front().update_weight_version(str(version)))
-        self._version = version
+        self._version, self._stale = version, False
         return report.describe()
+
+    def recall(self, version: int) -> bool:
+        """Go back to the weights before the last update; whether they are here. Those of the folder that the engine
+        began with are always: it is started anew with them when they are needed.
+
+        Raises:
+            EngineEndedError, WeightSyncError: the former update could not be sent again.
+        """
+        plain = self._policy.lora is None and self._policy.merged is None
+        replaced = self._replaced
+        if self._updates.step_back(version):
+            if self._process.alive:
+                self._send_held()
+        elif replaced is not None and replaced.version == version:
+            _remove(self._folder, self._exported)
+            self._folder, self._exported, self._updates.held = replaced.folder, replaced.exported, replaced.held
+            self._replaced, self._stale = None, True
+        elif plain and version == 0 and self._exported is None:
+            self._updates.forget()
+            self._stale = True
+        else:
+            return False
+        if self._policy.merged is not None:
+            self._policy.merged.go_back()
+        self._version = version
+        return True
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
         """Of what all workers hold; where the process has ended, of a new one."""
@@ -182,6 +229,9 @@ class VllmHost:
         if not self._process.alive:
             LOG.warning("the engine's process %s has ended; it is started again", self._process.process_ids)
             self.restart()
+        elif self._stale:
+            LOG.warning("the engine is started again, with the weights of policy version %d", self._version)
+            self.restart()
 
     def restart(self) -> None:
         """A new process in place of one that ended, with the last weights and in the same state.
@@ -192,7 +242,7 @@ class VllmHost:
         if self._version and self._updates.held is None and self._exported is None:
             raise self._process.ended("a restart that needs the last weights (rollout.options.keep_weights is off)")
         self._process.close()
-        self._process = self._start(self._folder, self._exported)
+        self._process, self._stale = self._start(self._folder, self._exported), False
         try:
             self._send_held()
         except BaseException:  # it holds other weights than its version says: nobody may use it
@@ -205,9 +255,13 @@ class VllmHost:
         """End the processes and remove what was written."""
         self._process.close()
         self._updates.close()
-        self._folder.close()
-        if self._exported is not None:
-            shutil.rmtree(self._exported, ignore_errors=True)
+        self._drop_replaced()
+        _remove(self._folder, self._exported)
+
+    def _drop_replaced(self) -> None:
+        if self._replaced is not None:
+            _remove(self._replaced.folder, self._replaced.exported)
+            self._replaced = None
 
     def _start(self, folder: ServingFolder, exported: Path | None) -> VllmProcess:
         process = VllmProcess(
@@ -271,14 +325,19 @@ class VllmHost:
             shutil.rmtree(exported, ignore_errors=True)
             raise WeightSyncError(f"the engine could not be built anew: {error.problem}") from error
         self._process.close()
-        self._folder.close()
-        self._process, self._folder = process, folder
-        if self._exported is not None:
-            shutil.rmtree(self._exported, ignore_errors=True)
-        self._exported = exported
-        self._updates.held = None  # the folder holds it
+        self._drop_replaced()
+        self._replaced = _Replaced(former, self._folder, self._exported, self._updates.held)
+        self._process, self._stale = process, False
+        self._folder, self._exported = folder, exported
+        self._updates.forget()  # the folder holds it
         self.pause()
         return f"{len(tensors)} tensors in a new process {self._process.process_ids}"
 
     def _device_bytes(self) -> int:
         return sum(int(answer["bytes"]) for answer in self._process.rpc("omni_process", {}))
+
+
+def _remove(folder: ServingFolder, exported: Path | None) -> None:
+    folder.close()
+    if exported is not None:
+        shutil.rmtree(exported, ignore_errors=True)

@@ -31,6 +31,7 @@ class MergedLora:
     base: Mapping[str, torch.Tensor]
     adapter: Mapping[str, torch.Tensor]
     _next: dict[str, torch.Tensor] = field(default_factory=dict)
+    _former: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def begin(self) -> NamedTensorStream:
         """Full weights with the adapter in them."""
@@ -56,7 +57,11 @@ class MergedLora:
 
     def accept(self) -> None:
         """The engine holds what :meth:`full` gave."""
-        self.adapter = self._next
+        self._former, self.adapter = self.adapter, self._next
+
+    def go_back(self) -> None:
+        """The engine holds what it held before the last :meth:`accept`."""
+        self.adapter = self._former
 
     def checksums(self, names: Iterable[str] | None, read_back: ReadBack) -> dict[str, str]:
         """Of LoRA matrices, or of base tensors as the engine holds them.

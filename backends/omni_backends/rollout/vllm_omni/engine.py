@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_backends.rollout.external.versions import require_version
 from omni_backends.rollout.vllm_omni import SUPPORTED, VllmOmniOptions
@@ -25,7 +25,7 @@ from omni_portable.contracts.weights import WeightStream
 from omni_portable.models.setup import EngineSetup, load_adapter
 from omni_portable.rollout.batching import Pack, check_request, plan_packs
 from omni_portable.rollout.inflight import InFlight, Outcome, Ticket
-from omni_portable.rollout.lifecycle import Lifecycle
+from omni_portable.rollout.lifecycle import NOT_KEPT, Lifecycle
 from omni_portable.rollout.statistics import RolloutStatistics
 
 LOG = logging.getLogger(__name__)
@@ -137,6 +137,7 @@ class VllmOmniEngine:
     def resume(self) -> Ack:
         """Accept requests again."""
         with self._operation("resume") as started:
+            self._host.ready()
             self._lifecycle.resumed()
             return self._ack("resume", started)
 
@@ -190,6 +191,9 @@ class VllmOmniEngine:
         """See `contracts.rollout.RecallableUpdates`."""
         with self._operation("recall_weights") as started:
             self._lifecycle.recalled(version)
+            if not self._host.recall(version):
+                return replace(self._ack("recall_weights", started, detail=NOT_KEPT), ok=False)
+            self._lifecycle.went_back()
             return self._ack("recall_weights", started)
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:

@@ -35,6 +35,8 @@ class OmniHost:
         self._setup, self._options = setup, options
         self._updates = WeightUpdates(options.bucket_mib * MIB)
         self._version = 0
+        self._stale = False
+        """The processes hold weights that were recalled: new ones are started before they are looked at or used."""
         self._way = ""
         self._process = self._start()
 
@@ -93,14 +95,39 @@ class OmniHost:
             EngineEndedInUpdateError: its process ended; the next call that needs one starts it with what it held.
             WeightSyncError: it failed otherwise; the engine holds what it held.
         """
-        self._revive()
+        if not self._process.alive:
+            self._revive()
         process = self._process
         keep = self._options.keep_weights or stream.manifest.mode == "adapter"
         with update_errors(process, version):
-            report = self._updates.send(stream, self._call, version, keep=keep, repeat=repeat)
+            report = self._updates.send(stream, self._call, version, keep=keep, repeat=repeat or self._stale)
             described = self._described(report)
-        self._version = version
+        self._version, self._stale = version, False
         return described
+
+    def recall(self, version: int) -> bool:
+        """Go back to the weights before the last update; whether they are here. Those that the engine began with are
+        always: it is started anew with them when they are needed.
+
+        Raises:
+            EngineEndedError, WeightSyncError: the former update could not be sent again.
+        """
+        if self._updates.step_back(version):
+            if self._process.alive:
+                self._send_held()
+        elif version == 0:
+            self._updates.forget()
+            self._stale = True
+        else:
+            return False
+        self._version = version
+        return True
+
+    def ready(self) -> None:
+        """Everybody has the last update: let go of the one before; what was recalled is not served."""
+        if self._stale:
+            self._revive()
+        self._updates.settle()
 
     def checksums(self, names: Iterable[str] | None) -> dict[str, str]:
         """Of what all workers hold; where the process has ended, of a new one."""
@@ -120,6 +147,9 @@ class OmniHost:
         if not self._process.alive:
             LOG.warning("a process of the engine has ended; the engine is started again")
             self.restart()
+        elif self._stale:
+            LOG.warning("the engine is started again, with the weights that it began with")
+            self.restart()
 
     def restart(self) -> None:
         """New processes in place of ended ones, with the last weights.
@@ -130,11 +160,9 @@ class OmniHost:
         if self._version and self._updates.held is None:
             raise self._process.ended("its work; its weights were not kept (rollout.options.keep_weights is off)")
         self._process.close()
-        self._process = self._start()
+        self._process, self._stale, self._way = self._start(), False, ""
         try:
-            report = self._updates.send_again(self._call)
-            if report is not None:
-                self._described(report)
+            self._send_held()
         except BaseException:  # it holds other weights than its version says: nobody may use it
             self._process.close()
             raise
@@ -152,6 +180,10 @@ class OmniHost:
                 self._options.start_timeout_s,
                 self._options.call_timeout_s,
             )
+
+    def _send_held(self) -> None:
+        if (report := self._updates.send_again(self._call)) is not None:
+            self._described(report)
 
     def _call(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         return self._process.rpc(CALLS, {"call": method, "arguments": arguments})

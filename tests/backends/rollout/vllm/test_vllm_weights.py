@@ -44,17 +44,47 @@ def test_an_update_that_other_replicas_could_not_take_is_taken_back(pair: Pair) 
     requests = pair.requests(4)
     pair.update(pair.first)
     before = draw(pair.engine, requests)
-    pair.update(pair.changed(3))
+    held, former = pair.engine.weights_checksum(), pair.version
     for engine in (pair.engine, pair.native):
         engine.pause()
-        former = engine.health().policy_version - 1
-        engine.recall_weights(former)
-        with pytest.raises(LifecycleError, match=f"version {former + 1}, which was recalled and cannot resume"):
-            engine.resume()
-        assert engine.update_weights(pair.stream(pair.first), former).policy_version == former
+        engine.update_weights(pair.stream(pair.changed(3)), former + 1)
+        ack = engine.recall_weights(former)
+        assert (ack.ok, ack.policy_version) == (True, former)
+        assert engine.weights_checksum() == held
         engine.resume()
     pair.assert_same(requests)
     assert_equal(draw(pair.engine, requests), before)
+
+
+def test_once_resumed_it_goes_back_only_with_weights_that_it_is_sent(pair: Pair) -> None:
+    requests = pair.requests(4)
+    pair.update(pair.first)
+    before = draw(pair.engine, requests)
+    pair.update(pair.changed(3))
+    pair.engine.pause()
+    former = pair.version - 1
+    assert not pair.engine.recall_weights(former).ok
+    with pytest.raises(LifecycleError, match=f"version {former + 1}, which was recalled and cannot resume"):
+        pair.engine.resume()
+    assert pair.engine.update_weights(pair.stream(pair.first), former).policy_version == former
+    pair.engine.resume()
+    assert_equal(draw(pair.engine, requests), before)
+
+
+def test_what_it_began_with_is_always_there(text_pair: Pair) -> None:
+    """It is started again with it, but not where an update comes first."""
+    requests, engine = text_pair.requests(4), text_pair.engine
+    text_pair.update(text_pair.first)
+    before, began = draw(engine, requests), engine._host.process_ids
+    engine.pause()
+    engine.update_weights(text_pair.stream(text_pair.changed(3)), text_pair.version + 1)
+    assert engine.recall_weights(0).ok
+    engine.update_weights(text_pair.stream(text_pair.changed(4)), text_pair.native.health().policy_version + 1)
+    assert engine._host.process_ids == began
+    assert engine.recall_weights(0).ok
+    engine.resume()
+    assert engine._host.process_ids != began
+    assert_equal(draw(engine, requests), before)
 
 
 def test_the_prefix_cache_does_not_outlive_an_update(text_pair: Pair) -> None:

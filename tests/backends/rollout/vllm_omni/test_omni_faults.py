@@ -164,14 +164,25 @@ def test_an_update_that_does_not_fit_leaves_the_old_policy_and_the_engine_paused
     assert gap <= 1e-5 if stepwise else gap == 0.0  # batches of single steps depend on arrivals, and shapes on them
 
 
+def moved(pair):
+    """Other weights than the actor's."""
+    return pair.stream(**{name: tensor + 0.25 for name, tensor in pair.actor.weights()})
+
+
 @pytest.mark.parametrize("stepwise", [False, True], ids=["lora", "full"])
 def test_an_update_that_other_replicas_could_not_take_is_taken_back(engine_pair, stepwise):
     pair = pair_of(engine_pair, stepwise)
     pair.sync()
     version, held = pair.engine.health().policy_version, pair.engine.weights_checksum()
     pair.engine.pause()
-    pair.engine.update_weights(pair.stream(), version + 1)
-    pair.engine.recall_weights(version)
+    pair.engine.update_weights(moved(pair), version + 1)
+    ack = pair.engine.recall_weights(version)
+    assert (ack.ok, ack.policy_version) == (True, version)
+    assert pair.engine.weights_checksum() == held
+    pair.engine.update_weights(moved(pair), version + 1)
+    pair.engine.resume()
+    pair.engine.pause()
+    assert not pair.engine.recall_weights(version).ok, "everybody had it: nobody goes back"
     with pytest.raises(LifecycleError, match=f"version {version + 1}, which was recalled and cannot resume"):
         pair.engine.resume()
     assert pair.engine.update_weights(pair.stream(), version).policy_version == version

@@ -145,3 +145,52 @@ def test_an_update_in_which_the_process_ends_may_be_sent_again_to_a_new_one(monk
     assert len(story.started) == 2
     assert story.sent[-1][1] == 3
     assert story.engine.health().policy_version == 3
+
+
+def half(value: float) -> Any:
+    return make_stream("full", [("w", torch.full((2,), value))], None)
+
+
+def test_a_first_update_is_taken_back_by_new_processes_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, keep_weights=False)
+    story.engine.pause()
+    story.engine.update_weights(half(0.5), 1)
+    ack = story.engine.recall_weights(0)
+    assert (ack.ok, ack.policy_version, len(story.started)) == (True, 0, 1)
+    story.engine.update_weights(half(0.25), 2)
+    assert len(story.started) == 1, "an update may come first"
+    assert story.engine.recall_weights(0).ok
+    story.engine.resume()
+    assert [process.alive for process in story.started] == [False, True]
+    assert [version for _, version in story.sent] == [1, 2], "they began with the model's folder"
+    story.engine.pause()
+    story.engine.resume()
+    assert len(story.started) == 2
+
+
+def test_a_later_one_is_taken_back_with_the_update_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch)
+    story.update(1, 0.5)
+    story.engine.pause()
+    story.engine.update_weights(half(0.25), 2)
+    assert story.engine.recall_weights(1).ok
+    assert [version for _, version in story.sent] == [1, 2, 1]
+    assert torch.equal(story.sent[-1][0]["w"], torch.full((2,), 0.5))
+    story.engine.update_weights(half(0.25), 3)
+    story.started[0].alive = False
+    assert story.engine.recall_weights(1).ok, "a process that has ended gets it when it is started again"
+    story.engine.resume()
+    with pytest.raises(EngineEndedError):
+        story.draw()
+    assert [version for _, version in story.sent[3:]] == [3, 1]
+
+
+def test_without_a_copy_of_its_own_it_waits_for_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(monkeypatch, keep_weights=False)
+    story.update(1, 0.5)
+    story.engine.pause()
+    story.engine.update_weights(half(0.25), 2)
+    ack = story.engine.recall_weights(1)
+    assert (ack.ok, ack.policy_version, len(story.sent)) == (False, 1, 2)
+    story.engine.update_weights(half(0.5), 1)
+    story.engine.resume()
