@@ -20,7 +20,8 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
-from omni_backends.launch.ray import RayOptions
+from omni_backends.launch.ray import SMALLEST_STORE_MIB, RayOptions
+from omni_backends.launch.ray.address import FORMS, host_and_port
 from omni_portable.contracts.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -149,14 +150,10 @@ def _init(**arguments: Any) -> None:
 
 def _knock(address: str, said: str) -> None:
     """A head that is gone is found out at once instead of after a minute of attempts."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
-        raise ClusterError(
-            f"{said} names no host and port",
-            remedy="write HOST:PORT (6379 unless the head was given another), ray://HOST:10001, or 'auto'",
-        )
+    if (found := host_and_port(address)) is None:
+        raise ClusterError(f"{said} names no host and port", remedy=FORMS)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+        socket.create_connection(found, timeout=10.0).close()
     except (OSError, UnicodeError) as error:  # the latter of names that cannot be one of a host
         raise ClusterError(
             f"{said}: nothing answers there ({error}); the head of the cluster is down, or this is not its address",
@@ -176,7 +173,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
         raise ClusterError(
             f"launcher.options.object_store_mib={options.object_store_mib} is more than this machine's memory "
             f"({memory >> 20} MiB)",
-            remedy="take less; 512 is enough for images",
+            remedy=f"give {SMALLEST_STORE_MIB} to {memory >> 21} MiB; 512 is enough for images",
         )
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
