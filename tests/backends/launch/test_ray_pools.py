@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import sys
 from dataclasses import replace
@@ -189,6 +190,19 @@ def test_a_head_that_is_down_is_named_at_once():
             RayLauncher(RayOptions(address=address)).reserve([])
 
 
+def test_nobody_is_told_to_turn_the_token_off():
+    pytest.importorskip("ray")
+    from ray._private.authentication import authentication_token_setup as setup
+
+    from omni_backends.launch.ray.cluster import HINTS, _without_hints
+
+    assert setup.logger.name == HINTS
+    before = setup.logger.getEffectiveLevel()
+    with _without_hints():
+        assert not setup.logger.isEnabledFor(logging.WARNING)
+    assert setup.logger.getEffectiveLevel() == before
+
+
 def test_an_address_of_the_environment_is_called_so(monkeypatch):
     pytest.importorskip("ray")
     from omni_backends.launch.ray.cluster import connect
@@ -266,7 +280,10 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     both.rollout.replicas, both.launcher.options["actor_devices"] = 2, 0.0
     with pytest.raises(ConfigError, match="actor_devices=0: the ranks of actor.engine=fsdp2"):
         _check_launcher(both, Source())
-    both.launcher.options["actor_devices"] = 2.0
+    both.launcher.options, both.teacher.placement = {"rollout_devices": 1, "teacher_devices": 0}, "pool"
+    with pytest.raises(ConfigError, match="teacher_devices=0 shares the trainer's device, and .* has none"):
+        _check_launcher(both, Source())
+    both.launcher.options, both.teacher.placement = {"rollout_devices": 0, "actor_devices": 2.0}, "engine"
     with pytest.raises(ConfigError, match="actor_devices=2: a rank that shares its device .* has one"):
         _check_launcher(both, Source())
     del both.launcher.options["actor_devices"]

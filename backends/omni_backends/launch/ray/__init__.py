@@ -131,9 +131,15 @@ class RayOptions:
             )
         if self.actor_devices == 0 and rank_processes(config):
             raise ConfigError(
-                f"launcher.options.actor_devices=0: the ranks of actor.engine={engine.name} train in processes of their "
-                "own, each of which needs a device set aside (on processors none is counted)",
+                f"launcher.options.actor_devices=0: the ranks of actor.engine={engine.name} train in processes of "
+                "their own, each of which needs a device set aside (on processors none is counted)",
                 remedy="leave it at 1, or set actor.engine=single, which trains on the trainer's device",
+            )
+        if config.teacher.placement == "pool" and self.teacher_devices == 0 and rank_processes(config):
+            raise ConfigError(
+                f"launcher.options.teacher_devices=0 shares the trainer's device, and with actor.engine={engine.name} "
+                "the trainer's process has none: its ranks have them (on processors none is counted)",
+                remedy="leave it at 1, or set teacher.placement=engine, by which the ranks hold the teachers",
             )
         if self.actor_devices > 1 and beside_ranks(config):
             raise ConfigError(

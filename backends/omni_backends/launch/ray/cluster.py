@@ -36,6 +36,8 @@ takes longer. The run is ended in order long before (see `head.py`)."""
 EVEN = {"RAY_worker_niceness": "0"}
 """Workers of a cluster that is started here wait for the processor as the trainer does. Ray gives them the niceness 15,
 with which rollout, rewards and the data plane stand still while the trainer computes on the same cores."""
+HINTS = "ray._private.authentication.authentication_token_setup"
+"""Logger of Ray's hints about tokens."""
 PATIENCE_S = 240.0
 ATTEMPTS = 2
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
@@ -180,7 +182,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     for attempt in range(ATTEMPTS, 0, -1):
         try:
-            with _loopback(), _environment(_unset(EVEN)), _patience(PATIENCE_S):
+            with _loopback(), _environment(_unset(EVEN)), _patience(PATIENCE_S), _without_hints():
                 _init(
                     address="local",
                     num_cpus=cpus,
@@ -269,6 +271,18 @@ def _patience(seconds: float) -> Iterator[None]:
         yield
     finally:
         services.get_node = look
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """Ray tells whoever starts a cluster how to turn its token off; here it protects workers that run anything."""
+    hints = logging.getLogger(HINTS)
+    level = hints.level
+    hints.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        hints.setLevel(level)
 
 
 def _end_ray_processes(before: Collection[int]) -> None:
