@@ -73,8 +73,9 @@ def test_the_schema_names_the_keys_that_are_read() -> None:
     ],
 )
 def test_rows_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_profile(document(**changes), "the file")
+    assert caught.value.remedy or caught.value.choices
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,9 @@ def test_rows_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     ],
 )
 def test_documents_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_profile(document() | changes, "the file")
+    assert caught.value.remedy or caught.value.choices
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff\xfe"])
