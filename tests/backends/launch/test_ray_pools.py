@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 import socket
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -201,6 +204,31 @@ def test_nobody_is_told_to_turn_the_token_off():
     with _without_hints():
         assert not setup.logger.isEnabledFor(logging.WARNING)
     assert setup.logger.getEffectiveLevel() == before
+
+
+def test_a_node_that_ended_while_it_started_is_not_waited_for(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    from ray._private import services
+
+    from omni_backends.launch.ray import cluster
+
+    def nothing(*_: object) -> None:
+        raise RuntimeError("no node yet")
+
+    monkeypatch.setattr(services, "get_node", nothing)
+    with cluster._patience(0.0), pytest.raises(RuntimeError, match="no node yet"):
+        services.get_node("address", "node")
+    sleep = shutil.copy(shutil.which("sleep"), tmp_path / cluster.NODE)
+    with cluster._patience(600.0), subprocess.Popen([sleep, "600"]) as node, ThreadPoolExecutor(1) as pool:
+        try:
+            asked = pool.submit(services.get_node, "address", "node")
+            with pytest.raises(TimeoutError):
+                asked.result(3.0)
+        finally:
+            node.kill()
+        with pytest.raises(cluster.NodeEndedError, match="raylet.* ended while it started"):
+            asked.result(60.0)
+    assert services.get_node is nothing
 
 
 def test_an_address_of_the_environment_is_called_so(monkeypatch):

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,14 @@ with which rollout, rewards and the data plane stand still while the trainer com
 HINTS = "ray._private.authentication.authentication_token_setup"
 """Logger of Ray's hints about tokens."""
 PATIENCE_S = 240.0
-ATTEMPTS = 2
+ATTEMPTS = 4
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
+NODE = "raylet"
+"""Ray's process on every machine; it ends when its helpers do not come up within some 15 seconds."""
+
+
+class NodeEndedError(Exception):
+    """Ray's process on this machine ended while it started. (No RuntimeError: after one Ray would go on asking.)"""
 
 
 @dataclass(frozen=True)
@@ -254,16 +260,22 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """Ray gives its node half a minute to come up, and no setting for that; a busy machine may need longer."""
-    look, deadline = services.get_node, time.monotonic() + seconds
+    """Ray gives its node half a minute to come up, and no setting for that; a busy machine may need longer. One whose
+    process has ended is not waited for."""
+    look, deadline, before, seen = services.get_node, time.monotonic() + seconds, set(_nodes()), False
 
     def wait_for_node(*arguments: Any, **named: Any) -> Any:
+        nonlocal seen
         while True:
             try:
                 return look(*arguments, **named)
-            except RuntimeError:
+            except RuntimeError as error:
+                lives = bool(set(_nodes()) - before)
+                if seen and not lives:
+                    raise NodeEndedError("its process on this machine (raylet) ended while it started") from error
                 if time.monotonic() > deadline:
                     raise
+                seen = seen or lives
                 time.sleep(0.5)
 
     services.get_node = wait_for_node
@@ -283,6 +295,14 @@ def _without_hints() -> Iterator[None]:
         yield
     finally:
         hints.setLevel(level)
+
+
+def _nodes() -> Iterator[int]:
+    """Children of this process that are Ray's own of this machine."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == NODE and process.status() != psutil.STATUS_ZOMBIE:
+                yield process.pid
 
 
 def _end_ray_processes(before: Collection[int]) -> None:
