@@ -71,7 +71,10 @@ def check_kinds(config: RunConfig) -> None:
         if kinds is not None and wanted not in kinds:
             article = "an" if wanted[0] in "aeiou" else "a"
             raise CapabilityError(
-                f"{key}={name} runs {_listed(kinds)} models, but the recipe trains {article} {wanted} model"
+                f"{key}={name} runs {_listed(kinds)} models, but the recipe trains {article} {wanted} model",
+                remedy=f"set {key} to one of the choices, or train a model of the other kind (algorithm.name, "
+                "model.family)",
+                choices=[other for other in registry.names(role) if _runs(role, other, wanted)],
             )
 
 
@@ -111,6 +114,13 @@ def _refuse_video(config: RunConfig, source: Source) -> None:
 
 def _trains(algorithm: str) -> str | None:
     return ALGORITHM_KINDS.get(str(registry.spec("algorithm", algorithm).capabilities.get("kind")))
+
+
+def _runs(role: str, name: str, wanted: str) -> bool:
+    """Does this engine run models of a kind, and draw what it trains on? One that declares no kinds runs all."""
+    capabilities = registry.spec(role, name).capabilities
+    kinds = capabilities.get("kinds")
+    return (kinds is None or wanted in kinds) and not capabilities.get("given_samples")
 
 
 def _listed(kinds: Iterable[str]) -> str:

@@ -98,7 +98,7 @@ def _run_lines(config: RunConfig, batches: Batches) -> Sequence[str]:
         f"the run: {_several(steps, 'rollout')}, {_several(steps * batches.samples, 'sample')}, "
         f"{_several(steps * batches.optimizer_steps, 'optimizer step')}",
     ]
-    lines += _mode_lines(config)
+    lines += [*_mode_lines(config), *_process_lines(config)]
     if config.data.validation:
         every = config.trainer.validate_interval
         when = "before and after" if config.trainer.validate_before else "after"
@@ -149,6 +149,21 @@ def _differs(config: RunConfig) -> str:
     """', with num_steps 40, height 1024' where validation draws unlike training."""
     changes = ", ".join(f"{key} {value:g}" for key, value in validation_changes(config).items())
     return f", with {changes}" if changes else ""
+
+
+def _process_lines(config: RunConfig) -> Sequence[str]:
+    """Who gets a process of its own; nothing where all roles live in the command's."""
+    if not plugin_spec("launcher", config.launcher.name, "launcher.name").capabilities.get("multi_process"):
+        return []
+    pooled = config.teacher.placement == "pool"
+    counts = {
+        "rank": rank_processes(config),
+        "rollout replica": config.rollout.replicas,
+        "reward worker": config.reward.workers,
+        "teacher worker": config.teacher.workers * len(config.model.teachers) if pooled else 0,
+    }
+    listed = ", ".join(_several(count, noun) for noun, count in counts.items() if count)
+    return [f"  launcher {config.launcher.name}, beside this process: {listed}"]
 
 
 def _drawn(batches: Batches, noun: str) -> str:

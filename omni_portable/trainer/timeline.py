@@ -26,20 +26,30 @@ def _line(step: int, span: Span) -> str:
 
 
 def read_timeline(run_dir: Path, last_step: float = math.inf) -> list[tuple[int, Span]]:
-    """(step, span) of every whole row up to `last_step`; a row that was cut off by a kill is left out."""
+    """(step, span) of every whole row up to `last_step`; rows that are damaged are left out."""
+    return [found for found in read_rows(run_dir)[0] if found[0] <= last_step]
+
+
+def read_rows(run_dir: Path) -> tuple[list[tuple[int, Span]], int]:
+    """(step, span) of every whole row, and how many others there are; a last one that a kill cut off does not count."""
     path = run_dir / FILE
     if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-            found = int(row["step"]), Span(str(row["stage"]), float(row["start"]), float(row["end"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-        if found[0] <= last_step:
-            rows.append(found)
-    return rows
+        return [], 0
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = [_stretch(line) for line in text.splitlines()]
+    rows = [row for row in found if row is not None]
+    cut_off = bool(found) and found[-1] is None and not text.endswith("\n")
+    return rows, len(found) - len(rows) - cut_off
+
+
+def _stretch(line: str) -> tuple[int, Span] | None:
+    """What a line says; None where it is no JSON, lacks a key, or its seconds are none or run backwards."""
+    try:
+        row = json.loads(line)
+        step, span = int(row["step"]), Span(str(row["stage"]), float(row["start"]), float(row["end"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return (step, span) if -math.inf < span.start <= span.end < math.inf else None
 
 
 def rewind_timeline(run_dir: Path, step: int) -> None:

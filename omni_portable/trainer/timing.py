@@ -13,6 +13,8 @@ CONSUMER = ("update", "sync", "validate", "checkpoint")
 """Stages of the consumer, which does one thing at a time."""
 PRODUCER = ("rollout", "reward", "teacher")
 """Stages of the producer; several of each may be going on at once."""
+VALIDATE = "validate"
+"""Draws, scores and keeps the consumer for it: of no role, and not in what a role was idle for."""
 WAIT = "wait"
 """The consumer waits for the buffer."""
 
@@ -62,7 +64,7 @@ class StageClock:
 
         ``timing_s/<stage>``: seconds of the spans that ended, each for itself. ``role_s/<role>/busy`` and ``idle``:
         seconds in which anything of 'rollout', 'reward', 'teacher' (where there is a pool) or 'actor' (the consumer)
-        was going on, or nothing;
+        was going on, or nothing, validation left out of both;
         ``role_s/actor/waiting``: those of the idle ones in which it waited for the buffer. ``critical_path_s/<stage>``:
         see :func:`critical_path`.
         """
@@ -97,8 +99,10 @@ def roles(spans: Sequence[Span], window: float) -> dict[str, float]:
     """Busy, idle and waiting seconds by role in a window of so many seconds, and the critical path."""
     figures: dict[str, float] = {}
     present = {span.stage for span in spans}
+    window -= covered(spans, (VALIDATE,))
+    consumer = tuple(stage for stage in CONSUMER if stage != VALIDATE)
     producers = [(stage, (stage,)) for stage in PRODUCER if stage != "teacher" or stage in present]
-    for role, stages in (*producers, ("actor", CONSUMER)):
+    for role, stages in (*producers, ("actor", consumer)):
         busy = covered(spans, stages)
         figures[f"role_s/{role}/busy"] = busy
         figures[f"role_s/{role}/idle"] = max(0.0, window - busy)

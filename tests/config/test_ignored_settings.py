@@ -33,6 +33,14 @@ def test_imitating_the_policys_own_samples_is_refused():
     assert "imitates" in fails("sd3/sft_glyphs_tiny", "rollout.engine=native", "data.targets={}")
 
 
+@pytest.mark.parametrize(("recipe", "engine", "fits"), [(SD3, "vllm", "vllm_omni"), (TEXT, "vllm_omni", "vllm")])
+def test_an_engine_for_another_kind_of_model_names_those_that_fit(recipe: str, engine: str, fits: str):
+    said = fails(recipe, f"rollout.engine={engine}", error=CapabilityError)
+    assert f"rollout.engine={engine} runs" in said
+    assert "set rollout.engine to one of the choices" in said
+    assert f"native, {fits}" in said
+
+
 def test_preferences_of_given_samples_need_given_samples():
     said = fails(SD3, "reward.scorers={main: {kind: preference}}", error=CapabilityError)
     assert "reward.scorers.main.kind=preference" in said

@@ -29,6 +29,16 @@ def test_what_becomes_of_interrupted_requests(recipe: str, again: str) -> None:
     )
 
 
+def test_processes_beside_the_commands_own_are_counted() -> None:
+    assert "beside this process" not in words(IMAGES)
+    shown = words(IMAGES, "launcher.name=ray", "rollout.replicas=2")
+    assert "launcher ray, beside this process: 2 rollout replicas, 1 reward worker" in shown
+    ranks = "launcher.name=ray", "actor.engine=fsdp2", "actor.world_size=2", "reward.workers=3"
+    assert "beside this process: 2 ranks, 1 rollout replica, 3 reward workers" in words(IMAGES, *ranks)
+    pool = "launcher.name=ray", "teacher.placement=pool", "teacher.workers=2"
+    assert "1 reward worker, 4 teacher workers" in words("sd3/diffusion_opd_routed_tiny", *pool)
+
+
 @pytest.mark.parametrize(("recipe", "engine"), [(IMAGES, "vllm_omni"), (TOKENS, "vllm")])
 def test_exact_ratios_are_said_of_the_native_engine_only(recipe: str, engine: str) -> None:
     exact = "start at exactly 1"

@@ -9,7 +9,7 @@ import pytest
 from omni_portable.config.loader import load_config, plan_text
 from omni_portable.planning.placement.advise import Request, advise
 from omni_portable.planning.placement.keys import keys_in_words, keys_of
-from omni_portable.planning.placement.profile import Placement, load_profile
+from omni_portable.planning.placement.profile import Placement, Profile, Row, load_profile
 from omni_portable.planning.placement.text import advice_as_text
 from omni_portable.planning.resolve import make_plan
 
@@ -26,6 +26,29 @@ def test_the_keys_are_a_run_on_just_those_devices() -> None:
 def test_what_no_launcher_places_has_no_keys_and_says_so() -> None:
     assert keys_of(Placement("sync", 4, 4, tensor_parallel=2)) == ()
     assert "has the device of one rank, and these take 2 each" in keys_in_words(Placement("sync", 4, 4, 2))[0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "recipe", "size"),
+    [
+        (True, "qwen3/grpo_letters_tiny", "tensor_parallel_size"),
+        (False, "sd3/flow_grpo_ocr_tiny", "sequence_parallel_size"),
+    ],
+)
+def test_replicas_of_several_devices_take_the_engine_that_has_them(tokens: bool, recipe: str, size: str) -> None:
+    placement = Placement("separate_async", 3, 2, tensor_parallel=2, max_staleness=1)
+    keys = keys_of(placement, tokens)
+    assert f"rollout.options.{size}=2" in keys
+    assert load_config(recipe, ["device.name=cpu", *keys]).rollout.replicas == 1
+    assert "must serve the model" in " ".join(keys_in_words(placement, tokens))
+
+
+def test_samples_without_tokens_are_not_said_to_have_costs_per_token() -> None:
+    row = Row(Placement("sync", 2, 2, prompts=8), 0.0, rollout_s=4.0, train_s=6.0, reward_s=1.0, sync_s=0.5)
+    shown = advice_as_text(advise(Profile("run", (row,), samples_per_prompt=8), Request(2, tensor_parallel=(1, 2))))
+    assert "per token" not in shown
+    assert "from 1 measurement, " in shown
+    assert "in turn on all devices: rollout 0.500 s, training 0.750 s, reward 0.125 s, new weights 0.062 s" in shown
 
 
 def test_taking_turns_is_a_run_on_just_those_devices() -> None:

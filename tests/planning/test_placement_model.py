@@ -174,6 +174,8 @@ def test_every_split_is_tried_and_many_are_thinned_out() -> None:
     many = [p.rollout_devices for p in placements(profile, Request(4096)) if p.mode == "fully_async"]
     assert len(many) == 128
     assert (many[0], many[-1]) == (2, 4094)
+    with pytest.raises(ConfigError, match="65537 devices are more than are planned"):
+        advise(profile, Request(65_537))
     with pytest.raises(ConfigError, match="no placement fits 1 devices"):
         advise(profile, Request(1))
 

@@ -73,8 +73,9 @@ def test_the_schema_names_the_keys_that_are_read() -> None:
     ],
 )
 def test_rows_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_profile(document(**changes), "the file")
+    assert caught.value.remedy or caught.value.choices
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,9 @@ def test_rows_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     ],
 )
 def test_documents_that_cannot_be(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse_profile(document() | changes, "the file")
+    assert caught.value.remedy or caught.value.choices
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff\xfe"])
@@ -247,6 +249,44 @@ def test_figures_beyond_all_measure_are_left_out(tmp_path: Path) -> None:
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "timing_s/rollout": 10**400, "timing_s/update": 1.0}) + "\n")
     assert len(profile_of_run(run_dir).rows) == 1
+
+
+@pytest.mark.parametrize("metric", ["role_s/rollout/busy", "timing_s/update", "timing_s/step", "response/length_mean"])
+def test_figures_below_nothing_name_their_line(tmp_path: Path, metric: str) -> None:
+    run = write_metrics(tmp_path / "run", "sync", [4.0] * 3)
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {metric: -3.0})
+    path.write_text("\n".join(lines))
+    with pytest.raises(RunDirectoryError, match=rf"line 3 of .*metrics.jsonl is damaged: its {metric} is -3") as caught:
+        profile_of_run(run)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "has no trainer.mode"),
+        ("[1, 2]", "has no trainer.mode"),
+        ("trainer: {mode: sync}\ndata: {train_batch_size: 4}", "has no rollout.n"),
+        ("trainer: {mode: sideways}\ndata: {train_batch_size: 4}\nrollout: {n: 4}", "trainer.mode is 'sideways'"),
+        ("trainer: {mode: sync}\ndata: {train_batch_size: 0}\nrollout: {n: 4}", "data.train_batch_size is 0"),
+        ("trainer: {mode: sync}\ndata: {train_batch_size: 4}\nrollout: {n: 1e99}", "rollout.n is "),
+    ],
+)
+def test_a_run_is_not_taken_for_one_of_a_single_sample(tmp_path: Path, content: str, said: str) -> None:
+    run = write_metrics(tmp_path / "run", "sync", [0.0] * 3)
+    (run / "config.yaml").write_text(content)
+    with pytest.raises(RunDirectoryError, match=f"config.yaml is damaged: it.*{said}") as caught:
+        profile_of_run(run)
+    assert "--profile" in str(caught.value.remedy)
+
+
+def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
+    assert (
+        "medians over 1 step, which are few, of" in profile_of_run(write_metrics(tmp_path / "a", "sync", [0.0])).source
+    )
+    assert "medians over 5 steps of" in profile_of_run(write_metrics(tmp_path / "b", "sync", [0.0] * 5)).source
 
 
 def test_a_step_shorter_than_its_stages_is_said_to_be() -> None:

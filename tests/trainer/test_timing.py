@@ -40,6 +40,21 @@ def test_a_stage_that_goes_on_counts_in_both_windows() -> None:
     assert clock.spans == [Span("rollout", 2.0, 5.0)]
 
 
+def test_validation_is_the_work_of_no_role() -> None:
+    hand = Hand()
+    clock = StageClock(hand)
+    with clock.measure("rollout"):
+        hand.time += 2.0
+    with clock.measure("update"):
+        hand.time += 3.0
+    with clock.measure("validate"):
+        hand.time += 90.0
+    taken = clock.take()
+    assert (taken["role_s/actor/busy"], taken["role_s/actor/idle"]) == (3.0, 2.0)
+    assert (taken["role_s/rollout/busy"], taken["role_s/rollout/idle"]) == (2.0, 3.0)
+    assert (taken["timing_s/validate"], taken["critical_path_s/validate"]) == (90.0, 90.0)
+
+
 def test_overlapping_spans_cover_their_union() -> None:
     spans = [Span("rollout", 0, 4), Span("rollout", 1, 2), Span("rollout", 6, 7), Span("reward", 3, 9)]
     assert covered(spans, ("rollout",)) == 5

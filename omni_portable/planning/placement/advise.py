@@ -16,6 +16,8 @@ EVEN = 0.02
 """Modes this close are called even, and the simpler one is taken."""
 DIVIDING = 0.05
 """How much slower a split may be that is recommended because its trainers divide the samples evenly."""
+MOST_DEVICES = 65_536
+"""As the simulator."""
 MAX_SPLITS = 128
 """Splits tried per mode and size of replicas."""
 CONTRADICTION = 1.1
@@ -87,8 +89,12 @@ def advise(profile: Profile, request: Request) -> Advice:
     """Fit the profile, predict every placement, recommend one per length.
 
     Raises:
-        ConfigError: no placement fits the devices.
+        ConfigError: no placement fits the devices, or there are too many.
     """
+    if request.devices > MOST_DEVICES:
+        raise ConfigError(
+            f"{request.devices} devices are more than are planned", remedy=f"give a number from 1 to {MOST_DEVICES}"
+        )
     fits = fit(profile)
     candidates = list(placements(profile, request))
     if not candidates:
@@ -236,10 +242,15 @@ def _reasons(options: Sequence[Option], recommended: Option) -> Iterator[str]:
     chosen = recommended.prediction
     prompts = chosen.placement.prompts
     if chosen.placement.mode == "sync":
-        yield (
-            f"in turn on all devices: rollout {chosen.rollout_s / prompts:.3f} s and training "
-            f"{chosen.train_s / prompts:.3f} s per prompt; no device waits for the other side"
-        )
+        stages = {
+            "rollout": chosen.rollout_s,
+            "training": chosen.train_s,
+            "reward": chosen.reward_s,
+            "new weights": chosen.sync_s,
+            "switching": chosen.switch_s,
+        }
+        each = ", ".join(f"{name} {seconds / prompts:.3f} s" for name, seconds in stages.items() if seconds)
+        yield f"in turn on all devices: {each} per prompt"
     else:
         yield (
             f"{chosen.bound} holds it up; rollout devices are busy {chosen.rollout_busy:.0%} of the time, those of "

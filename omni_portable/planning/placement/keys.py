@@ -10,13 +10,24 @@ IN_TURN = ("dataplane.max_staleness=0", "trainer.sync_interval=1", "trainer.hybr
 AT_ONCE = ("rollout.sleep_level=0", "trainer.actor_sleeps=[]", "trainer.hybrid.enabled=false")
 """Keys at their defaults, which a recipe for another mode may have set and this one refuses."""
 
+WIDE = {
+    True: ("rollout.engine=vllm", "rollout.options.tensor_parallel_size"),
+    False: ("rollout.engine=vllm_omni", "rollout.options.sequence_parallel_size"),
+}
+"""Are samples made of tokens? -> the engine whose replicas work on several devices, and its option that says how many.
+"""
 
-def keys_of(placement: Placement) -> tuple[str, ...]:
+
+def keys_of(placement: Placement, tokens: bool = True) -> tuple[str, ...]:
     """Overrides that make it, whatever placement the recipe had before.
 
     Empty where no launcher places it: engines of several devices in turn with an actor.
+
+    Args:
+        tokens: samples are responses of tokens; else they are denoised.
     """
-    return (*_placing(placement), *defaults_of(placement)) if _placing(placement) else ()
+    placing = _placing(placement, tokens)
+    return (*placing, *defaults_of(placement)) if placing else ()
 
 
 def defaults_of(placement: Placement) -> tuple[str, ...]:
@@ -26,7 +37,7 @@ def defaults_of(placement: Placement) -> tuple[str, ...]:
     return IN_TURN
 
 
-def _placing(placement: Placement) -> tuple[str, ...]:
+def _placing(placement: Placement, tokens: bool) -> tuple[str, ...]:
     """The keys that say who has which devices."""
     if placement.mode == "sync":
         return _in_turn(placement)
@@ -36,7 +47,8 @@ def _placing(placement: Placement) -> tuple[str, ...]:
     )
     keys = [f"trainer.mode={placement.mode}", "launcher.name=ray", *ranks, f"rollout.replicas={placement.replicas}"]
     if parallel > 1:
-        keys.append(f"rollout.options.tensor_parallel_size={parallel}")
+        engine, size = WIDE[tokens]
+        keys += [engine, f"{size}={parallel}"]
     return (
         *keys,
         f"launcher.options.rollout_devices={parallel}",
@@ -60,9 +72,13 @@ def _in_turn(placement: Placement) -> tuple[str, ...]:
     )
 
 
-def keys_in_words(placement: Placement) -> tuple[str, ...]:
-    """Lines that give the keys, or say why there are none, and what they assume."""
-    keys = _placing(placement)
+def keys_in_words(placement: Placement, tokens: bool = True) -> tuple[str, ...]:
+    """Lines that give the keys, or say why there are none, and what they assume.
+
+    Args:
+        tokens: as in :func:`keys_of`.
+    """
+    keys = _placing(placement, tokens)
     if not keys:
         return (
             f"keys: none. A rollout replica that takes turns with the actor has the device of one rank, and these take "
@@ -74,6 +90,9 @@ def keys_in_words(placement: Placement) -> tuple[str, ...]:
     ]
     if placement.mode != "sync":
         lines.append(f"dataplane.max_staleness={placement.max_staleness} is assumed, not measured (--max-staleness)")
+    if placement.tensor_parallel > 1:
+        engine = WIDE[tokens][0]
+        lines.append(f"replicas of {placement.tensor_parallel} devices take {engine}, which must serve the model")
     if placement.sync_rounds > 1:
         lines.append(f"and trainer.sync_interval so large that weights travel every {placement.sync_rounds} steps")
     return tuple(lines)

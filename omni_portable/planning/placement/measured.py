@@ -13,13 +13,20 @@ import yaml
 
 from omni_portable.contracts.errors import ConfigError, RunDirectoryError
 from omni_portable.planning.placement.parse import LARGEST, parse_profile
-from omni_portable.planning.placement.profile import SCHEMA, SCHEMA_VERSION, Profile
+from omni_portable.planning.placement.profile import MODES, SCHEMA, SCHEMA_VERSION, Profile
 
 WARM_UP = 1
 """First steps left out where more follow: they compile, fill caches and allocate."""
 SPREAD = 1.5
 """Ratio of the longest to the shortest step's mean response from which lengths are told apart."""
 BINS = 3
+FEW = 5
+"""Steps below which a median is still the chance of single ones."""
+NEEDED = ("trainer.mode", "data.train_batch_size", "rollout.n")
+"""Keys of a run's configuration without which its seconds mean nothing."""
+LEAST = {"dataplane.max_staleness": 0}
+"""Key -> smallest number it may be, where that is not 1."""
+MEND = "bring back the file that training wrote, or write the rows of a profile by hand (--profile)"
 SOURCES = {
     "step_s": ("timing_s/step",),
     "rollout_s": ("role_s/rollout/busy", "timing_s/rollout"),
@@ -46,7 +53,11 @@ def profile_of_run(
     """
     config = _config(run_dir)
     steps = _steps(run_dir / "metrics.jsonl")
-    mode = str(_at(config, "trainer.mode", "sync"))
+    mode = str(_at(config, "trainer.mode", ""))
+    if mode not in MODES:
+        raise RunDirectoryError(
+            f"{run_dir / 'config.yaml'} is damaged: its trainer.mode is '{mode}'", remedy=MEND, choices=MODES
+        )
     prompts, samples = (_whole(run_dir, config, key, 1) for key in ("data.train_batch_size", "rollout.n"))
     placed: dict[str, Any] = {"mode": mode, "tensor_parallel": tensor_parallel}
     if mode == "sync":
@@ -67,7 +78,7 @@ def profile_of_run(
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "name": str(_at(config, "recipe", run_dir.name)),
-        "source": f"medians over {len(steps)} steps of {run_dir}",
+        "source": f"medians over {_counted(len(steps))} of {run_dir}",
         "samples_per_prompt": samples,
         "interrupted": "continue" if any(row["tokens"] for row in rows) else "restart",
         "rows": rows,
@@ -86,10 +97,13 @@ def _config(run_dir: Path) -> Mapping[str, Any]:
         value = yaml.safe_load(_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    return value if isinstance(value, dict) else {}
+    for key in NEEDED:
+        if _at(value, key, None) is None:
+            raise RunDirectoryError(f"{path} is damaged: it has no {key}", remedy=MEND)
+    return dict(value)
 
 
-def _at(config: Mapping[str, Any], key: str, default: Any) -> Any:
+def _at(config: Any, key: str, default: Any) -> Any:
     value: Any = config
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -100,8 +114,11 @@ def _at(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 def _whole(run_dir: Path, config: Mapping[str, Any], key: str, default: int) -> int:
     value = _at(config, key, default)
-    if type(value) is not int or value < 0:
-        raise RunDirectoryError(f"{run_dir / 'config.yaml'} is damaged: its {key} is {value!r}")
+    if type(value) is not int or not LEAST.get(key, 1) <= value <= 1_000_000_000:
+        raise RunDirectoryError(
+            f"{run_dir / 'config.yaml'} is damaged: its {key} is {value!r}",
+            remedy=MEND,
+        )
     return value
 
 
@@ -141,6 +158,7 @@ def _steps(path: Path) -> list[dict[str, float]]:
             raise RunDirectoryError(f"line {number} of {path} is damaged: {error}") from error
         if isinstance(row, dict) and type(row.get("step")) is int:
             figures = {name: float(value) for name, value in row.items() if _finite(value)}
+            _refuse_negative(figures, f"line {number} of {path}")
             if all(any(metric in figures for metric in SOURCES[name]) for name in ("rollout_s", "train_s")):
                 found[row["step"]] = figures
     steps = [found[step] for step in sorted(found)]
@@ -149,6 +167,21 @@ def _steps(path: Path) -> list[dict[str, float]]:
             f"{path} has no training step with timings", remedy="let the run finish two steps or more"
         )
     return steps[WARM_UP:] if len(steps) > WARM_UP else steps
+
+
+def _refuse_negative(figures: Mapping[str, float], where: str) -> None:
+    """Seconds and tokens are never below 0."""
+    read = ("response/length_mean", *(metric for metrics in SOURCES.values() for metric in metrics))
+    for metric in read:
+        if figures.get(metric, 0.0) < 0:
+            raise RunDirectoryError(
+                f"{where} is damaged: its {metric} is {figures[metric]:g}",
+                remedy="mend or remove the line; seconds and tokens are 0 or more",
+            )
+
+
+def _counted(steps: int) -> str:
+    return f"{steps} step{'s' * (steps != 1)}" + (", which are few," if steps < FEW else "")
 
 
 def _finite(value: Any) -> bool:

@@ -21,6 +21,7 @@ TOP = {"schema", "schema_version", "name", "source", "note", "context_tokens", "
 PLACED = {"mode", "devices", "rollout_devices", "tensor_parallel", "prompts", "max_staleness", "sync_rounds"}
 SECONDS = ("step_s", "rollout_s", "train_s", "reward_s", "sync_s", "switch_s")
 LARGEST = 1e12
+EXAMPLE = "docs/placement.md shows a profile; `plan placement RUN_DIR --save-profile FILE` writes that of a run"
 
 
 def parse_profile(document: Any, where: str) -> Profile:
@@ -44,11 +45,13 @@ def parse_profile(document: Any, where: str) -> Profile:
     for key, value in _Object(top.value.get("tensor_parallel_efficiency", {}), f"{where}: efficiency").value.items():
         place = f"{where}: tensor_parallel_efficiency.{key}"
         if not (key.isascii() and key.isdecimal() and len(key) <= 12) or int(key) < 1:
-            raise ConfigError(f"{place}: the key is no number of devices")
+            raise ConfigError(
+                f"{place}: the key is no number of devices", remedy="write the devices of a replica, such as '2': 0.9"
+            )
         efficiency[int(key)] = _number(value, place, low=1e-3, high=4.0)
     rows = top.value.get("rows")
     if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"{where}: 'rows' must be a list of at least one measurement")
+        raise ConfigError(f"{where}: 'rows' must be a list of at least one measurement", remedy=EXAMPLE)
     context = top.number("context_tokens", 0.0)
     if 0 < context < 1:
         raise ConfigError(f"{where}: 'context_tokens' is {context}", remedy="give 0 (no such cost), or 1 and more")
@@ -69,13 +72,18 @@ def _row(value: Any, where: str) -> Row:
     placement = _placement(row, where)
     seconds = {name: row.seconds(name) for name in SECONDS}
     if seconds["step_s"] is None and (seconds["rollout_s"] is None or seconds["train_s"] is None):
-        raise ConfigError(f"{where}: a row needs 'step_s', or 'rollout_s' and 'train_s', or all of them")
+        raise ConfigError(
+            f"{where}: a row needs 'step_s', or 'rollout_s' and 'train_s', or all of them", remedy=EXAMPLE
+        )
     if seconds["rollout_s"] == 0 and seconds["train_s"] == 0:
         raise ConfigError(
             f"{where}: 'rollout_s' and 'train_s' are both 0", remedy="leave out what was not measured, or give 'step_s'"
         )
     if seconds["switch_s"] and placement.mode != "sync":
-        raise ConfigError(f"{where}: 'switch_s' is of mode 'sync' only: rollout with devices of its own never sleeps")
+        raise ConfigError(
+            f"{where}: 'switch_s' is of mode 'sync' only: rollout with devices of its own never sleeps",
+            remedy="leave it out",
+        )
     return Row(placement, row.number("tokens", 0.0), **seconds)
 
 
@@ -94,10 +102,14 @@ def _placement(row: _Object, where: str) -> Placement:
         rollout = row.whole("rollout_devices", low=1)
         if rollout >= devices:
             raise ConfigError(
-                f"{where}: {rollout} of {devices} devices belong to rollout, which leaves none for the trainer"
+                f"{where}: {rollout} of {devices} devices belong to rollout, which leaves none for the trainer",
+                remedy="'devices' counts those of rollout and of the trainer together",
             )
     if rollout % parallel:
-        raise ConfigError(f"{where}: replicas of {parallel} devices do not divide {rollout} rollout devices")
+        raise ConfigError(
+            f"{where}: replicas of {parallel} devices do not divide {rollout} rollout devices",
+            remedy=f"give 'rollout_devices' as a multiple of 'tensor_parallel', which is {parallel}",
+        )
     return Placement(
         mode,
         devices,
@@ -114,7 +126,7 @@ class _Object:
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} must be an object, not {type(value).__name__}")
+            raise ConfigError(f"{where} must be an object, not {type(value).__name__}", remedy=EXAMPLE)
         self.value: Mapping[str, Any] = value
         self._where = where
 

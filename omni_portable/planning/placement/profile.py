@@ -140,7 +140,7 @@ def load_profile(path: Path) -> Profile:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the profile {path} is no JSON: {error}") from error
+        raise ConfigError(f"the profile {path} is no JSON: {error}", remedy="write it again, or mend it") from error
     from omni_portable.planning.placement.parse import parse_profile
 
     return parse_profile(document, str(path))

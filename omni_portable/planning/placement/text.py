@@ -16,12 +16,17 @@ SHOWN = 4
 def advice_as_text(advice: Advice) -> str:
     """Tables by length, the recommendation with its reasons, and what to keep in mind."""
     request, costs = advice.request, advice.fit.costs
+    rows = len(advice.profile.rows)
+    tokens = any(row.tokens for row in advice.profile.rows)
+    rollout, training = (
+        f"{fixed:.4g}" + (f" + {each:.4g} per token" if tokens else "")
+        for fixed, each in ((costs.rollout_fixed, costs.rollout_token), (costs.train_fixed, costs.train_token))
+    )
     lines = [
-        f"{advice.profile.name}: {request.devices} devices, seconds per prompt",
-        f"  from {len(advice.profile.rows)} measurements, given back within {advice.fit.error:.1%}"
+        f"{advice.profile.name}: {request.devices} device{'s' * (request.devices != 1)}, seconds per prompt",
+        f"  from {rows} measurement{'s' * (rows != 1)}, which the fitted costs give back within {advice.fit.error:.1%}"
         + (f" ({advice.profile.source})" if advice.profile.source else ""),
-        f"  device-seconds per prompt: rollout {costs.rollout_fixed:.4g} + {costs.rollout_token:.4g} per token,"
-        f" training {costs.train_fixed:.4g} + {costs.train_token:.4g} per token",
+        f"  device-seconds per prompt: rollout {rollout}, training {training}",
     ]
     for choice in advice.choices:
         lines += ["", *_choice_lines(choice)]
@@ -33,8 +38,11 @@ def advice_as_text(advice: Advice) -> str:
 
 
 def _choice_lines(choice: Choice) -> list[str]:
-    lines = [f"at {choice.tokens:g} tokens per response:" if choice.tokens else "per sample as measured:"]
-    lines.append(f"  {'mode':<15}{'trainer+rollout':<20}{'s/prompt':>10}  {'rollout':>8}{'trainer':>9}  held up by")
+    lines = [f"at {choice.tokens:g} tokens per response:" if choice.tokens else "samples as measured:"]
+    lines.append(
+        f"  {'':<35}{'':>10}  {'devices busy':>17}\n"
+        f"  {'mode':<15}{'trainer+rollout':<20}{'s/prompt':>10}  {'rollout':>8}{'trainer':>9}  held up by"
+    )
     shown: dict[str, int] = dict.fromkeys(MODES, 0)
     for option in choice.options:
         mode = option.prediction.placement.mode
@@ -46,12 +54,13 @@ def _choice_lines(choice: Choice) -> list[str]:
         lines.append(f"  ... and {hidden} slower splits (--json lists all)")
     placed = choice.recommended.prediction.placement
     lines.append(f"  recommended: {placed.mode} {placed.split}")
-    lines += [f"    {line}" for line in keys_in_words(placed)]
+    tokens = bool(choice.tokens)
+    lines += [f"    {line}" for line in keys_in_words(placed, tokens)]
     if not keys_of(placed):
         placeable = (o.prediction.placement for o in choice.options if keys_of(o.prediction.placement))
         if (other := next(placeable, None)) is not None:
             lines.append(f"    the best that can be placed, {other.mode} {other.split}:")
-            lines += [f"      {line}" for line in keys_in_words(other)]
+            lines += [f"      {line}" for line in keys_in_words(other, tokens)]
     return lines + [f"    {reason}" for reason in choice.reasons]
 
 
@@ -74,9 +83,9 @@ def advice_as_data(advice: Advice) -> dict[str, Any]:
         "lengths": [
             {
                 "tokens": choice.tokens,
-                "recommended": _option_data(choice.recommended),
+                "recommended": _option_data(choice.recommended, bool(choice.tokens)),
                 "reasons": list(choice.reasons),
-                "options": [_option_data(option) for option in choice.options],
+                "options": [_option_data(option, bool(choice.tokens)) for option in choice.options],
             }
             for choice in advice.choices
         ],
@@ -85,7 +94,7 @@ def advice_as_data(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _option_data(option: Option) -> dict[str, Any]:
+def _option_data(option: Option, tokens: bool) -> dict[str, Any]:
     found = option.prediction
     stages = dataclasses.asdict(found)
     placed = stages.pop("placement")
@@ -93,7 +102,7 @@ def _option_data(option: Option) -> dict[str, Any]:
     return {
         **placed,
         "train_devices": found.placement.train_devices,
-        "keys": list(keys_of(found.placement)),
+        "keys": list(keys_of(found.placement, tokens)),
         "replicas": found.placement.replicas,
         **stages,
         "seconds_per_prompt_range": [option.low, option.high],

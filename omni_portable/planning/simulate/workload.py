@@ -169,4 +169,7 @@ def check_size(work: Workload, steps: int) -> None:
             remedy="look at the seconds, devices and tokens of the profile, or take less --steps",
         )
     if not work.sample_s + work.train_s + work.sync_s + work.score_s > 0:
-        raise ConfigError("by the profile nothing takes any time, so there is nothing to simulate")
+        raise ConfigError(
+            "by the profile nothing takes any time, so there is nothing to simulate",
+            remedy="look at its 'rows': seconds of rollout, training or the whole step must be above 0",
+        )

@@ -13,7 +13,7 @@ import yaml
 
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.checkpoint import list_checkpoints
-from omni_portable.trainer.timeline import read_timeline
+from omni_portable.trainer.timeline import read_rows
 from omni_portable.trainer.timing import Span
 
 Point = tuple[int, float | None]
@@ -108,7 +108,10 @@ def read_run(run_dir: Path) -> RunData:
     if lost:
         data.notes.append(f"metrics.jsonl lacks the rows of {len(lost)} steps, the first of step {lost[0]}")
     data.validations = list(_validations(data))
-    data.timeline = read_timeline(run_dir)
+    data.timeline, damaged = read_rows(run_dir)
+    if damaged:
+        lines = "1 line" if damaged == 1 else f"{damaged} lines"
+        data.notes.append(f"{lines} of timeline.jsonl are no stretches of a stage and were left out")
     return data
 
 

@@ -116,8 +116,15 @@ def test_everything_that_waits_at_the_same_time_must_find_room(monkeypatch):
 
 @pytest.mark.parametrize("name", ["storage_units", "capacity_groups", "capacity_mib", "answer_timeout_s"])
 def test_options_must_be_positive(name):
-    with pytest.raises(ConfigError, match=f"dataplane.options.{name}=0"):
+    with pytest.raises(ConfigError, match=f"dataplane.options.{name}=0") as caught:
         TransferQueueOptions(**{name: 0})
+    assert caught.value.remedy.startswith("leave it out for ")
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:70000", "http://head:6379", "a/b:1"])
+def test_an_address_is_looked_at_before_anything_starts(address: str) -> None:
+    with pytest.raises(ConfigError, match="dataplane.options.address=.* names no host and port"):
+        TransferQueueOptions(address=address)
 
 
 def test_objects_of_less_than_nothing_are_refused() -> None:
@@ -125,7 +132,7 @@ def test_objects_of_less_than_nothing_are_refused() -> None:
         TransferQueueOptions(objects_from_kib=-1)
 
 
-@pytest.mark.parametrize("queue", ["a b", "../up", "x" * 129, "line\nbreak", "caf\u00e9", "a/b"])
+@pytest.mark.parametrize("queue", ["..", ".", "-x", "_", "a b", "../up", "x" * 129, "line\nbreak", "caf\u00e9", "a/b"])
 def test_a_queue_has_a_plain_name(queue: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a queue"):
         TransferQueueOptions(queue=queue)

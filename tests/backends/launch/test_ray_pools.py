@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import shutil
 import socket
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -182,11 +186,49 @@ def test_a_head_that_is_down_is_named_at_once():
         "local",
         "ray://",
     ):
-        with pytest.raises(ClusterError, match="names no host and port"):
-            RayLauncher(RayOptions(address=address)).reserve([])
+        with pytest.raises(ConfigError, match="names no host and port"):
+            RayOptions(address=address)
     for address in ("a..b:6379", f"{'x' * 70}.test:6379"):
         with pytest.raises(ClusterError, match="nothing answers there"):
             RayLauncher(RayOptions(address=address)).reserve([])
+
+
+def test_nobody_is_told_to_turn_the_token_off():
+    pytest.importorskip("ray")
+    from ray._private.authentication import authentication_token_setup as setup
+
+    from omni_backends.launch.ray.cluster import HINTS, _without_hints
+
+    assert setup.logger.name == HINTS
+    before = setup.logger.getEffectiveLevel()
+    with _without_hints():
+        assert not setup.logger.isEnabledFor(logging.WARNING)
+    assert setup.logger.getEffectiveLevel() == before
+
+
+def test_a_node_that_ended_while_it_started_is_not_waited_for(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
+    from ray._private import services
+
+    from omni_backends.launch.ray import cluster
+
+    def nothing(*_: object) -> None:
+        raise RuntimeError("no node yet")
+
+    monkeypatch.setattr(services, "get_node", nothing)
+    with cluster._patience(0.0), pytest.raises(RuntimeError, match="no node yet"):
+        services.get_node("address", "node")
+    sleep = shutil.copy(shutil.which("sleep"), tmp_path / cluster.NODE)
+    with cluster._patience(600.0), subprocess.Popen([sleep, "600"]) as node, ThreadPoolExecutor(1) as pool:
+        try:
+            asked = pool.submit(services.get_node, "address", "node")
+            with pytest.raises(TimeoutError):
+                asked.result(3.0)
+        finally:
+            node.kill()
+        with pytest.raises(cluster.NodeEndedError, match="raylet.* ended while it started"):
+            asked.result(60.0)
+    assert services.get_node is nothing
 
 
 def test_an_address_of_the_environment_is_called_so(monkeypatch):
@@ -203,8 +245,8 @@ def test_an_object_store_beyond_the_memory_is_refused_at_once(monkeypatch):
     from omni_backends.launch.ray.cluster import connect
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ClusterError, match="object_store_mib=1000000000 is more than this machine's memory"):
-        connect(RayOptions(object_store_mib=1_000_000_000), 1)
+    with pytest.raises(ClusterError, match="object_store_mib=16777216 is more than this machine's memory"):
+        connect(RayOptions(object_store_mib=16 << 20), 1)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +260,21 @@ def test_an_object_store_beyond_the_memory_is_refused_at_once(monkeypatch):
         ({"cpus": 10**9}, "cpus=1000000000 is above"),
         ({"object_store_mib": 1}, "object_store_mib=1: Ray needs 75 at least"),
         ({"objects_from_kib": -1}, "objects_from_kib=-1 is below 0"),
+        ({"object_store_mib": -1}, "object_store_mib=-1: Ray needs 75 at least"),
+        ({"object_store_mib": 999_999_999}, "object_store_mib=999999999: no machine has so much memory"),
+        ({"bucket_mib": 0}, "bucket_mib=0 must be above 0"),
+        ({"answer_timeout_s": -1.0}, "answer_timeout_s=-1 must be above 0"),
+        ({"address": "head"}, "launcher.options.address=head names no host and port"),
+        ({"address": "http://head:6379"}, "names no host and port"),
+        ({"address": "head:0"}, "names no host and port"),
     ],
 )
 def test_amounts_that_no_cluster_can_give(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         RayOptions(**options)
+    assert caught.value.remedy
+    for address in ("auto", "head:6379", "ray://head:10001", "[::1]:6379"):
+        RayOptions(address=address)
     RayOptions(rollout_devices=0.25, actor_devices=2.0, rollout_cpus=1.5, trainer_devices=0)
 
 
@@ -237,7 +289,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     _check_launcher(run("sync", replicas=3, rollout_devices=0), Source())
     with pytest.raises(ConfigError, match="rollout_devices=0: under trainer.mode=separate_async"):
         _check_launcher(run("separate_async", rollout_devices=0), Source())
-    with pytest.raises(ConfigError, match="launcher.options.reward_cpus=-1.0 is below 0"):
+    with pytest.raises(ConfigError, match="launcher.options.reward_cpus=-1 is below 0"):
         _check_launcher(run("sync", reward_cpus=-1), Source())
     parallel = run("sync", rollout_devices=1)
     engines = ("vllm", "tensor_parallel_size"), ("vllm_omni", "sequence_parallel_size")
@@ -254,7 +306,13 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts():
     both.rollout.replicas = 3
     with pytest.raises(ConfigError, match="replicas=3: .* shares the device of a rank, and actor.world_size=2"):
         _check_launcher(both, Source())
-    both.rollout.replicas, both.launcher.options["actor_devices"] = 2, 2.0
+    both.rollout.replicas, both.launcher.options["actor_devices"] = 2, 0.0
+    with pytest.raises(ConfigError, match="actor_devices=0: the ranks of actor.engine=fsdp2"):
+        _check_launcher(both, Source())
+    both.launcher.options, both.teacher.placement = {"rollout_devices": 1, "teacher_devices": 0}, "pool"
+    with pytest.raises(ConfigError, match="teacher_devices=0 shares the trainer's device, and .* has none"):
+        _check_launcher(both, Source())
+    both.launcher.options, both.teacher.placement = {"rollout_devices": 0, "actor_devices": 2.0}, "engine"
     with pytest.raises(ConfigError, match="actor_devices=2: a rank that shares its device .* has one"):
         _check_launcher(both, Source())
     del both.launcher.options["actor_devices"]

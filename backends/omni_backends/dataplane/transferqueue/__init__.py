@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from omni_backends.launch.ray.address import check_address
 from omni_portable.config.modes import SYNC
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts.errors import ConfigError, PluginError
@@ -16,7 +17,7 @@ VERSION = "0.1.11"
 """The one version that is supported; its internals changed in every release so far."""
 
 MOST_UNITS = 4096
-QUEUE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class TransferQueueOptions:
     def __post_init__(self) -> None:
         for name in ("storage_units", "capacity_groups", "capacity_mib", "room_timeout_s", "answer_timeout_s"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"dataplane.options.{name}={getattr(self, name)} must be above 0")
-
+                raise ConfigError(
+                    f"dataplane.options.{name}={getattr(self, name):g} must be above 0",
+                    remedy=f"leave it out for {getattr(type(self), name):g}",
+                )
         if self.objects_from_kib < 0:
             raise ConfigError(
                 f"dataplane.options.objects_from_kib={self.objects_from_kib} is below 0",
@@ -58,8 +61,9 @@ class TransferQueueOptions:
         if self.queue and not QUEUE.fullmatch(self.queue):
             raise ConfigError(
                 f"dataplane.options.queue={self.queue!r} is no name of a queue",
-                remedy="use up to 128 letters, digits, dots, dashes and underscores",
+                remedy="use up to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
+        check_address(self.address, "dataplane.options.address")
 
     def check(self, config: RunConfig) -> None:
         """Refuse what cannot run, before anything loads.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from omni_portable.config.colocation import beside_ranks, check_colocation, engine_devices
+from omni_backends.launch.ray.address import check_address
+from omni_portable.config.colocation import beside_ranks, check_colocation, engine_devices, rank_processes
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
@@ -20,6 +21,8 @@ SMALLEST = 1e-4
 """Ray's own granularity of amounts."""
 SMALLEST_STORE_MIB = 75
 """Ray's own smallest object store."""
+LARGEST_STORE_MIB = 16 << 20
+"""16 TiB, which is more than the memory of a machine. Less may still be too much for this one: a start says so."""
 REMOTE = ("rollout", "reward", "teacher")
 """Roles with processes of their own; the others live with the trainer (of an actor's ranks, their driver does)."""
 
@@ -75,23 +78,32 @@ class RayOptions:
                 self._check_amount(name, getattr(self, name), what)
         if not 0 <= self.cpus <= MOST_CPUS:
             side = "below 0" if self.cpus < 0 else f"above {MOST_CPUS}"
-            raise ConfigError(f"launcher.options.cpus={self.cpus} is {side}")
-        if 0 < self.object_store_mib < SMALLEST_STORE_MIB:
             raise ConfigError(
-                f"launcher.options.object_store_mib={self.object_store_mib}: Ray needs {SMALLEST_STORE_MIB} at least"
+                f"launcher.options.cpus={self.cpus} is {side}",
+                remedy="give the CPUs that a cluster started here should count, or 0 for what the roles ask for and "
+                "four more",
             )
         if self.objects_from_kib < 0:
             raise ConfigError(
                 f"launcher.options.objects_from_kib={self.objects_from_kib} is below 0",
                 remedy="give a size in KiB, or 0 to keep nothing in the object store",
             )
-        for name in ("object_store_mib", "bucket_mib", "start_timeout_s", "answer_timeout_s"):
+        check_store(self.object_store_mib)
+        for name in ("bucket_mib", "start_timeout_s", "answer_timeout_s"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"launcher.options.{name}={getattr(self, name)} must be above 0")
+                unit = "MiB" if name.endswith("_mib") else "seconds"
+                raise ConfigError(
+                    f"launcher.options.{name}={getattr(self, name):g} must be above 0",
+                    remedy=f"give {unit}, or leave it out for {getattr(type(self), name):g}",
+                )
+        check_address(self.address, "launcher.options.address")
 
     def _check_amount(self, name: str, amount: float, what: str) -> None:
         if amount < 0:
-            raise ConfigError(f"launcher.options.{name}={amount} is below 0")
+            raise ConfigError(
+                f"launcher.options.{name}={amount:g} is below 0",
+                remedy=f"give 0, or a number from {SMALLEST:g} to {LARGEST[what]}",
+            )
         if amount > LARGEST[what] or 0 < amount < SMALLEST:
             raise ConfigError(
                 f"launcher.options.{name}={amount:g} of one worker",
@@ -126,12 +138,42 @@ class RayOptions:
                 "the actor trains, and needs devices of its own",
                 remedy="set launcher.options.rollout_devices=1 or more, or trainer.mode=sync",
             )
+        if self.actor_devices == 0 and rank_processes(config):
+            raise ConfigError(
+                f"launcher.options.actor_devices=0: the ranks of actor.engine={engine.name} train in processes of "
+                "their own, each of which needs a device set aside (on processors none is counted)",
+                remedy="leave it at 1, or set actor.engine=single, which trains on the trainer's device",
+            )
+        if config.teacher.placement == "pool" and self.teacher_devices == 0 and rank_processes(config):
+            raise ConfigError(
+                f"launcher.options.teacher_devices=0 shares the trainer's device, and with actor.engine={engine.name} "
+                "the trainer's process has none: its ranks have them (on processors none is counted)",
+                remedy="leave it at 1, or set teacher.placement=engine, by which the ranks hold the teachers",
+            )
         if self.actor_devices > 1 and beside_ranks(config):
             raise ConfigError(
                 f"launcher.options.actor_devices={self.actor_devices:g}: a rank that shares its device with a rollout "
                 "replica (rollout_devices=0) has one",
                 remedy="set launcher.options.actor_devices=1, or rollout_devices=1 for devices of their own",
             )
+
+
+def check_store(mib: int) -> None:
+    """Refuse an object store of a size that no machine can give.
+
+    Raises:
+        ConfigError: below Ray's own smallest, or beyond the memory of any machine.
+    """
+    if not SMALLEST_STORE_MIB <= mib <= LARGEST_STORE_MIB:
+        why = (
+            f"Ray needs {SMALLEST_STORE_MIB} at least"
+            if mib < SMALLEST_STORE_MIB
+            else "no machine has so much memory for it"
+        )
+        raise ConfigError(
+            f"launcher.options.object_store_mib={mib}: {why}",
+            remedy="give MiB of shared memory; 512 is enough for images",
+        )
 
 
 def check_parallel(options: RayOptions, device: str, engine: str, rollout: Mapping[str, Any]) -> None:

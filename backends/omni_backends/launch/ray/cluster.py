@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
-from omni_backends.launch.ray import RayOptions
+from omni_backends.launch.ray import SMALLEST_STORE_MIB, RayOptions
+from omni_backends.launch.ray.address import FORMS, host_and_port
 from omni_portable.contracts.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,17 @@ takes longer. The run is ended in order long before (see `head.py`)."""
 EVEN = {"RAY_worker_niceness": "0"}
 """Workers of a cluster that is started here wait for the processor as the trainer does. Ray gives them the niceness 15,
 with which rollout, rewards and the data plane stand still while the trainer computes on the same cores."""
+HINTS = "ray._private.authentication.authentication_token_setup"
+"""Logger of Ray's hints about tokens."""
 PATIENCE_S = 240.0
-ATTEMPTS = 2
+ATTEMPTS = 4
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
+NODE = "raylet"
+"""Ray's process on every machine; it ends when its helpers do not come up within some 15 seconds."""
+
+
+class NodeEndedError(Exception):
+    """Ray's process on this machine ended while it started. (No RuntimeError: after one Ray would go on asking.)"""
 
 
 @dataclass(frozen=True)
@@ -150,14 +159,10 @@ def _init(**arguments: Any) -> None:
 
 def _knock(address: str, said: str) -> None:
     """A head that is gone is found out at once instead of after a minute of attempts."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
-        raise ClusterError(
-            f"{said} names no host and port",
-            remedy="write HOST:PORT (6379 unless the head was given another), ray://HOST:10001, or 'auto'",
-        )
+    if (found := host_and_port(address)) is None:
+        raise ClusterError(f"{said} names no host and port", remedy=FORMS)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+        socket.create_connection(found, timeout=10.0).close()
     except (OSError, UnicodeError) as error:  # the latter of names that cannot be one of a host
         raise ClusterError(
             f"{said}: nothing answers there ({error}); the head of the cluster is down, or this is not its address",
@@ -177,14 +182,14 @@ def _start(options: RayOptions, cpus: int) -> Connection:
         raise ClusterError(
             f"launcher.options.object_store_mib={options.object_store_mib} is more than this machine's memory "
             f"({memory >> 20} MiB)",
-            remedy="take less; 512 is enough for images",
+            remedy=f"give {SMALLEST_STORE_MIB} to {memory >> 21} MiB; 512 is enough for images",
         )
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     for attempt in range(ATTEMPTS, 0, -1):
         try:
-            with _loopback(), _environment(_unset(EVEN)), _patience(PATIENCE_S):
+            with _loopback(), _environment(_unset(EVEN)), _patience(PATIENCE_S), _without_hints():
                 _init(
                     address="local",
                     num_cpus=cpus,
@@ -256,16 +261,22 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _patience(seconds: float) -> Iterator[None]:
-    """Ray gives its node half a minute to come up, and no setting for that; a busy machine may need longer."""
-    look, deadline = services.get_node, time.monotonic() + seconds
+    """Ray gives its node half a minute to come up, and no setting for that; a busy machine may need longer. One whose
+    process has ended is not waited for."""
+    look, deadline, before, seen = services.get_node, time.monotonic() + seconds, set(_nodes()), False
 
     def wait_for_node(*arguments: Any, **named: Any) -> Any:
+        nonlocal seen
         while True:
             try:
                 return look(*arguments, **named)
-            except RuntimeError:
+            except RuntimeError as error:
+                lives = bool(set(_nodes()) - before)
+                if seen and not lives:
+                    raise NodeEndedError("its process on this machine (raylet) ended while it started") from error
                 if time.monotonic() > deadline:
                     raise
+                seen = seen or lives
                 time.sleep(0.5)
 
     services.get_node = wait_for_node
@@ -273,6 +284,26 @@ def _patience(seconds: float) -> Iterator[None]:
         yield
     finally:
         services.get_node = look
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """Ray tells whoever starts a cluster how to turn its token off; here it protects workers that run anything."""
+    hints = logging.getLogger(HINTS)
+    level = hints.level
+    hints.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        hints.setLevel(level)
+
+
+def _nodes() -> Iterator[int]:
+    """Children of this process that are Ray's own of this machine."""
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == NODE and process.status() != psutil.STATUS_ZOMBIE:
+                yield process.pid
 
 
 def _end_ray_processes(before: Collection[int]) -> None:
