@@ -71,7 +71,7 @@ def write_prompts(folder: Path) -> Path:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many bundles of tensors are handed on, by whom to, and how often one of samples is brought to this process."""
+    """How many bundles of tensors are handed on, and to whom, and how many of samples are brought to this process."""
     from omni_backends.launch.ray import ranks, teachers
     from omni_backends.launch.ray.tensors import reference_of
     from omni_backends.launch.ray.worker import Worker

@@ -57,7 +57,7 @@ def test_the_others_go_back_and_an_update_that_is_sent_again_reaches_all(cluster
         before = asyncio.run(router.generate(REQUESTS)).trajectories
         router.pause()
         with pytest.raises(WeightSyncError, match="rollout replica 'rollout-1': the tensor '.*' could not be written"):
-            router.update_weights(new, 3)
+            router.update_weights(weights(0.25), 3)
         for name, engine in engines.items():
             assert (engine.health().state.value, engine.health().policy_version) == ("paused", 2), name
         assert router.weights_checksum() == {name: said.checksum for name, said in old.manifest.tensors.items()}
