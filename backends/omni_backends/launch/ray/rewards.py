@@ -57,7 +57,8 @@ class RemoteRewards:
         blob = await asyncio.to_thread(pack, [sent, positions])
         try:
             limit = self._limits.seconds({sample.group_id for sample in samples})
-            answer = await asyncio.wait_for(self._worker.asked("score", blob, *references), limit)
+            async with asyncio.timeout(limit):  # `wait_for` of Python 3.11 loses a cancellation that meets the answer
+                answer = await self._worker.asked("score", blob, *references)
         except TimeoutError as error:
             self._worker.kill()
             raise WorkerLostError(
