@@ -87,10 +87,12 @@ def test_an_engine_that_is_killed_while_it_starts_says_so_and_leaves_nothing(mon
 def test_an_engine_that_does_not_start_in_time_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from omni_backends.rollout.vllm.engine import VllmEngine
 
-    before = set(Path(tempfile.gettempdir()).glob("omni-portable-engine-*"))
-    with pytest.raises(LifecycleError, match=r"did not start: TimeoutError\('no answer within 1 s'\)"):
-        VllmEngine(vllm_setup("qwen3", start_timeout_s=1.0))
-    assert set(Path(tempfile.gettempdir()).glob("omni-portable-engine-*")) <= before
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:  # engines of other runs have theirs beside it
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        with pytest.raises(LifecycleError, match=r"did not start: TimeoutError\('no answer within 1 s'\)"):
+            VllmEngine(vllm_setup("qwen3", start_timeout_s=1.0))
+        monkeypatch.undo()
+        assert list(Path(own).glob("omni-portable-engine-*")) == []
 
 
 @pytest.mark.parametrize(
