@@ -45,6 +45,16 @@ class Failure:
             return cls(type(error).__name__, error.problem, error.remedy, error.choices, trace)
         return cls(type(error).__name__, str(error) or type(error).__name__, "", (), trace)
 
+    def told(self, who: str, what: str) -> str:
+        """The failure without its traceback, which only a failure that nothing else explains is told with.
+
+        Args:
+            who / what: see :meth:`error`.
+        """
+        if self.kind == RankError.__name__:
+            return f"{self.problem} ({who}, {what})"
+        return f"{who} failed to {what}: {self.kind}: {self.problem}"
+
     def error(self, who: str, what: str) -> OmniPortableError:
         """The error to raise in the driver, its cause the rank's traceback.
 
@@ -57,9 +67,9 @@ class Failure:
         if isinstance(known, type) and issubclass(known, OmniPortableError):
             raised = known(f"{self.problem} ({who}, {what})", remedy=self.remedy, choices=self.choices)
         elif self.kind == RankError.__name__:
-            raised = RankError(f"{self.problem} ({who}, {what})", remedy=self.remedy, choices=self.choices)
+            raised = RankError(self.told(who, what), remedy=self.remedy, choices=self.choices)
         else:
-            raised = RankError(f"{who} failed to {what}: {self.kind}: {self.problem}\n{self.trace}")
+            raised = RankError(f"{self.told(who, what)}\n{self.trace}")
         raised.__cause__ = RankTraceback(self.trace)
         return raised
 

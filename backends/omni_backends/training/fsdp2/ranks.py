@@ -135,7 +135,7 @@ class Ranks:
             raised = answer.error(self._who(rank), what)
             if not isinstance(raised, RankError):
                 raise raised from error
-            problem = f"{error.problem}. Before that was known, {raised.problem}"
+            problem = f"{error.problem}. Before that was known, {answer.told(self._who(rank), what)}"
             raise RankError(problem, remedy=error.remedy, choices=error.choices) from raised.__cause__
         raise error
 

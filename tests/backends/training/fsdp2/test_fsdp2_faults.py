@@ -8,12 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
-from omni_backends.training.fsdp2.failure import RankError, RankTraceback
+from omni_backends.training.fsdp2 import ranks
+from omni_backends.training.fsdp2.failure import Failure, RankError, RankTraceback
+from omni_backends.training.fsdp2.group import GoneError
+from omni_backends.training.fsdp2.process import RankSpec
 from omni_portable.contracts.errors import CapabilityError, ConsistencyError, DataError, LifecycleError, NonFiniteError
 from tests.backends.training.fsdp2.blocks import DIE, RAISE, blocks_batch, blocks_setup
 from tests.backends.training.toy import ToyAlgorithm
@@ -65,6 +70,64 @@ def test_a_rank_that_was_killed_from_outside(start):
         train_for(engine, LIMIT_S)
     assert_gone(engine.pids)
     engine.close()
+
+
+class BrokenPair:
+    """Two ranks: rank 0 fails because its peer has gone, which the driver sees only afterwards."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure, self._built = failure, set[int]()
+        self.pids = [1, 2]
+        self.stopped = False
+
+    def __call__(self, *_: object) -> BrokenPair:
+        return self
+
+    def describe(self, rank: int) -> str:
+        return f"pid {self.pids[rank]}"
+
+    def send(self, rank: int, message: object) -> None:
+        pass
+
+    def wait(self, ranks: Sequence[int], timeout_s: float | None) -> list[int]:
+        return [min(ranks)]
+
+    def receive(self, rank: int) -> object:
+        if rank not in self._built:
+            self._built.add(rank)
+            return ("ready", {})
+        if rank == 0:
+            return self._failure
+        raise GoneError("was killed by signal 9 (SIGKILL)")
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (RuntimeError("connection reset by peer"), "failed to save: RuntimeError: connection reset by peer"),
+        (RankError("no room for the answer"), "no room for the answer (rank 0 of 2 (pid 1)"),
+    ],
+)
+def test_a_death_that_another_rank_felt_first_is_told_without_its_traceback(
+    failure: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    try:
+        raise failure
+    except Exception as error:  # noqa: BLE001 - as a rank answers
+        pair = BrokenPair(Failure.of(error))
+    monkeypatch.setattr(ranks, "Children", pair)
+    driver = ranks.Ranks("fsdp2", cast("RankSpec", None), 2)
+    with pytest.raises(RankError, match=r"^rank 1 of 2 \(pid 2\) .* killed by signal 9 \(SIGKILL\)") as caught:
+        driver.call("save")
+    assert "Before that was known, " in caught.value.problem
+    assert told in caught.value.problem
+    assert "Traceback" not in str(caught.value)
+    assert "trainer.resume=auto" in caught.value.remedy
+    assert isinstance(caught.value.__cause__, RankTraceback)  # for the run's log
+    assert pair.stopped
 
 
 def test_numbers_that_are_not_finite_leave_everything_as_it_was(full_pair):
