@@ -1,4 +1,8 @@
-"""Rollout replicas on the devices of the actor's ranks: when that is asked for, and what it needs. Torch-free."""
+"""Rollout replicas on the devices of the actor's ranks: when that is asked for, and what it needs. Torch-free.
+
+Capabilities that are read here: 'rank_processes' of a train engine, 'multi_process' of a launcher, and of a rollout
+engine 'devices_option', the name of its option that says on how many devices one replica works.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,15 @@ def beside_ranks(config: RunConfig) -> bool:
 
 
 def engine_devices(engine: str, options: Mapping[str, Any]) -> int:
-    """Devices that one rollout engine works on, as its options say; 1 where they say nothing.
+    """Devices that one rollout engine works on, as the option says that it declares for that (`devices_option`); 1
+    where it declares none.
 
     Args:
         engine / options: rollout.engine and rollout.options.
     """
     built = plugin_options("rollout_engine", engine, options, key="rollout.options")
-    return int(getattr(built, "tensor_parallel_size", getattr(built, "devices", 1)))
+    option = plugin_spec("rollout_engine", engine, "rollout.engine").capabilities.get("devices_option")
+    return int(getattr(built, option)) if option else 1
 
 
 def check_colocation(config: RunConfig) -> None:

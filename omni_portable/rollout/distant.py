@@ -79,11 +79,11 @@ class Rows:
         parts: rows of bytes, one for each tensor.
     """
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Any] = ()) -> None:
+        self.parts = list(parts)
 
     def part(self, number: int) -> memoryview:
-        return memoryview(self._parts[number])
+        return memoryview(self.parts[number])
 
 
 def brought(tensor: torch.Tensor) -> torch.Tensor:

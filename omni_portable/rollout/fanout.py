@@ -67,8 +67,7 @@ def named(error: Exception, replica: str) -> Exception:
     if not isinstance(error, OmniPortableError):
         error.add_note(f"in the rollout replica '{replica}'")
         return error
-    problem = f"rollout replica '{replica}': {error.problem}"
-    return type(error)(problem, remedy=error.remedy, choices=error.choices).with_traceback(error.__traceback__)
+    return _saying(error, f"rollout replica '{replica}': {error.problem}")
 
 
 def with_more(error: Exception, phrases: Sequence[str]) -> Exception:
@@ -77,7 +76,10 @@ def with_more(error: Exception, phrases: Sequence[str]) -> Exception:
         for phrase in phrases:
             error.add_note(phrase)
         return error
-    problem = "; ".join((error.problem, *phrases))
+    return _saying(error, "; ".join((error.problem, *phrases)))
+
+
+def _saying(error: OmniPortableError, problem: str) -> OmniPortableError:
     return type(error)(problem, remedy=error.remedy, choices=error.choices).with_traceback(error.__traceback__)
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from omni_portable.config.schema import ModelConfig, TeacherPoolConfig
 from omni_portable.contracts.errors import (
@@ -18,7 +19,6 @@ from omni_portable.contracts.errors import (
     TeacherError,
     WorkerLostError,
 )
-from omni_portable.contracts.rollout import Trajectory
 from omni_portable.contracts.teacher import Teacher, TeacherOutput, Teaching
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.models.teacher_routing import teacher_of
@@ -215,9 +215,8 @@ class TeacherStage:
 
 def bare(trajectory: AnyTrajectory) -> AnyTrajectory:
     """The trajectory without media, which neither teachers nor training read."""
-    if isinstance(trajectory, Trajectory):
-        return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
-    return replace(trajectory, request=replace(trajectory.request, media={}, target={}), artifacts={})
+    request: Any = replace(trajectory.request, media={}, target={})
+    return replace(trajectory, request=request, artifacts={})
 
 
 def check_outputs(name: str, trajectories: Sequence[AnyTrajectory], outputs: Sequence[TeacherOutput]) -> None:

@@ -32,7 +32,7 @@ def descendants(pid: int, name: str) -> list[psutil.Process]:
     return found
 
 
-def _hear_ctrl_c() -> None:
+def hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -47,7 +47,7 @@ def command(argv: list[str], log: Path, job: bool = False) -> Iterator[subproces
     with open(log, "ab") as output:
         # Tests in the background of a script have Ctrl-C ignored, and the command would inherit that.
         process = subprocess.Popen(
-            argv, stdout=output, stderr=output, env=own, start_new_session=job, preexec_fn=_hear_ctrl_c
+            argv, stdout=output, stderr=output, env=own, start_new_session=job, preexec_fn=hear_ctrl_c
         )
     try:
         yield process

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni_portable.config.loader import load_config, plan_text
+from omni_portable.contracts import registry
 from omni_portable.planning.placement.advise import Request, advise
 from omni_portable.planning.placement.keys import keys_in_words, keys_of
 from omni_portable.planning.placement.profile import Placement, Profile, Row, load_profile
@@ -41,6 +42,13 @@ def test_replicas_of_several_devices_take_the_engine_that_has_them(tokens: bool,
     assert f"rollout.options.{size}=2" in keys
     assert load_config(recipe, ["device.name=cpu", *keys]).rollout.replicas == 1
     assert "must serve the model" in " ".join(keys_in_words(placement, tokens))
+
+
+def test_where_no_engine_works_on_several_devices_there_are_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda kind: ["native"])
+    placement = Placement("separate_async", 3, 2, tensor_parallel=2, max_staleness=1)
+    assert keys_of(placement) == ()
+    assert keys_in_words(placement) == ("keys: none. No rollout engine here draws such samples on 2 devices",)
 
 
 def test_samples_without_tokens_are_not_said_to_have_costs_per_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omni_portable.contracts import registry
 from omni_portable.planning.placement.profile import Placement
 
 ALONE = ("actor.engine=single", "actor.world_size=1")
@@ -10,18 +11,12 @@ IN_TURN = ("dataplane.max_staleness=0", "trainer.sync_interval=1", "trainer.hybr
 AT_ONCE = ("rollout.sleep_level=0", "trainer.actor_sleeps=[]", "trainer.hybrid.enabled=false")
 """Keys at their defaults, which a recipe for another mode may have set and this one refuses."""
 
-WIDE = {
-    True: ("rollout.engine=vllm", "rollout.options.tensor_parallel_size"),
-    False: ("rollout.engine=vllm_omni", "rollout.options.sequence_parallel_size"),
-}
-"""Are samples made of tokens? -> the engine whose replicas work on several devices, and its option that says how many.
-"""
-
 
 def keys_of(placement: Placement, tokens: bool = True) -> tuple[str, ...]:
     """Overrides that make it, whatever placement the recipe had before.
 
-    Empty where no launcher places it: engines of several devices in turn with an actor.
+    Empty where nothing makes it: engines of several devices in turn with an actor, or where no engine draws such
+    samples on several devices.
 
     Args:
         tokens: samples are responses of tokens; else they are denoised.
@@ -47,13 +42,25 @@ def _placing(placement: Placement, tokens: bool) -> tuple[str, ...]:
     )
     keys = [f"trainer.mode={placement.mode}", "launcher.name=ray", *ranks, f"rollout.replicas={placement.replicas}"]
     if parallel > 1:
-        engine, size = WIDE[tokens]
-        keys += [engine, f"{size}={parallel}"]
+        if (wide := _wide_engine(tokens)) is None:
+            return ()
+        engine, option = wide
+        keys += [f"rollout.engine={engine}", f"rollout.options.{option}={parallel}"]
     return (
         *keys,
         f"launcher.options.rollout_devices={parallel}",
         f"dataplane.max_staleness={placement.max_staleness}",
     )
+
+
+def _wide_engine(tokens: bool) -> tuple[str, str] | None:
+    """The first engine that draws such samples on several devices, and its option that says on how many."""
+    kind = "autoregressive" if tokens else "diffusion"
+    for name in registry.names("rollout_engine"):
+        declared = registry.spec("rollout_engine", name).capabilities
+        if "devices_option" in declared and kind in declared.get("kinds", (kind,)):
+            return name, str(declared["devices_option"])
+    return None
 
 
 def _in_turn(placement: Placement) -> tuple[str, ...]:
@@ -79,6 +86,8 @@ def keys_in_words(placement: Placement, tokens: bool = True) -> tuple[str, ...]:
         tokens: as in :func:`keys_of`.
     """
     keys = _placing(placement, tokens)
+    if not keys and placement.mode != "sync":
+        return (f"keys: none. No rollout engine here draws such samples on {placement.tensor_parallel} devices",)
     if not keys:
         return (
             f"keys: none. A rollout replica that takes turns with the actor has the device of one rank, and these take "
@@ -90,9 +99,8 @@ def keys_in_words(placement: Placement, tokens: bool = True) -> tuple[str, ...]:
     ]
     if placement.mode != "sync":
         lines.append(f"dataplane.max_staleness={placement.max_staleness} is assumed, not measured (--max-staleness)")
-    if placement.tensor_parallel > 1:
-        engine = WIDE[tokens][0]
-        lines.append(f"replicas of {placement.tensor_parallel} devices take {engine}, which must serve the model")
+    if (parallel := placement.tensor_parallel) > 1 and (wide := _wide_engine(tokens)) is not None:
+        lines.append(f"replicas of {parallel} devices take rollout.engine={wide[0]}, which must serve the model")
     if placement.sync_rounds > 1:
         lines.append(f"and trainer.sync_interval so large that weights travel every {placement.sync_rounds} steps")
     return tuple(lines)

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from ray.exceptions import ObjectLostError
 
 from omni_backends.launch.ray.media import rejoined, with_prompts
 from omni_backends.launch.ray.tensors import Bundle, reference_of, sources_of
 from omni_backends.launch.ray.wire import value
-from omni_backends.launch.ray.worker import Worker
-from omni_portable.contracts.errors import WeightSyncError, WorkerLostError
+from omni_backends.launch.ray.worker import Worker, objects_named
+from omni_portable.contracts.errors import WeightSyncError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import EngineHealth, RolloutResult
 from omni_portable.contracts.weights import PiecewiseStream, WeightStream
@@ -145,16 +144,13 @@ class RemoteRolloutEngine:
         """Some tensors of an update; those in the object store go by reference, and the worker reads them there."""
         bundles = Bundles()
         blob = pack(bucket, bundles)
-        try:
+        gone = (
+            f"the tensor '{next(iter(bucket))}' and {len(bucket) - 1} more that went with it are gone from the "
+            "cluster's object store"
+        )
+        remedy = "a machine was lost, or its object store: trainer.sync_attempts above 1 sends the weights again"
+        with objects_named(WeightSyncError, gone, remedy):
             self._worker.ask("bucket", blob, *map(reference_of, bundles.sources))
-        except WorkerLostError as error:
-            if not isinstance(error.__cause__, ObjectLostError):
-                raise
-            raise WeightSyncError(
-                f"the tensor '{next(iter(bucket))}' and {len(bucket) - 1} more that went with it are gone from the "
-                f"cluster's object store: {error.__cause__}",
-                remedy="a machine was lost, or its object store: trainer.sync_attempts above 1 sends the weights again",
-            ) from error
 
     def _control(self, operation: str, **arguments: Any) -> Any:
         return self._ack("control", operation, pack(arguments))

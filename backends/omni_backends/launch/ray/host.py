@@ -20,7 +20,7 @@ import torch
 
 from omni_backends.launch.local import builder
 from omni_backends.launch.ray.media import Names, completed, separated, without_prompts
-from omni_backends.launch.ray.tensors import Held, Outbox, Outgoing, Parts, thinned, thinned_outputs
+from omni_backends.launch.ray.tensors import Outbox, Outgoing, Parts, thinned, thinned_outputs
 from omni_backends.launch.ray.wire import answered
 from omni_portable.contracts.errors import LifecycleError, WeightSyncError
 from omni_portable.contracts.launcher import Role
@@ -31,7 +31,7 @@ from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.weights import WeightManifest
 from omni_portable.models.weights import NamedTensorStream, receive
 from omni_portable.rollout.codec import unpack
-from omni_portable.rollout.distant import Bundles, Rows, brought
+from omni_portable.rollout.distant import Bundles, Rows
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class TeacherHost(Host):
         outgoing = [Outgoing() for _ in range(count)] if least else []
 
         async def teach() -> list[TeacherOutput]:
-            outputs = await self._role.teach_async(unpack(blob, [Held(parts) for parts in bundles], fetch=True))
+            outputs = await self._role.teach_async(unpack(blob, [Rows(parts) for parts in bundles], fetch=True))
             return thinned_outputs(outputs, outgoing, least) if least else list(outputs)
 
         answer = answered(lambda: self._run(teach()), Bundles(list(outgoing)) if least else None)
@@ -263,8 +263,7 @@ class RolloutHost(Host):
 
         def add() -> None:
             _, _, tensors = self._expected()
-            found = unpack(blob, [Rows(parts) for parts in bundles])
-            tensors.update({name: brought(tensor) for name, tensor in found.items()})
+            tensors.update(unpack(blob, [Rows(parts) for parts in bundles], fetch=True))
 
         return answered(add)
 

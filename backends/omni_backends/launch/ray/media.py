@@ -18,7 +18,7 @@ import torch
 from omni_backends.launch.ray.worker import Worker
 from omni_portable.contracts.media import DistantArtifact, MediaArtifact
 from omni_portable.contracts.reward import RewardSample
-from omni_portable.contracts.rollout import RolloutResult, Trajectory
+from omni_portable.contracts.rollout import RolloutResult
 from omni_portable.contracts.tokens import AnyRequest, AnyTrajectory
 from omni_portable.rollout.codec import pack, unpack
 
@@ -138,9 +138,8 @@ def completed(
 
 
 def _with_media(trajectory: AnyTrajectory, media: Media, target: Media) -> AnyTrajectory:
-    if isinstance(trajectory, Trajectory):
-        return replace(trajectory, request=replace(trajectory.request, media=media, target=target))
-    return replace(trajectory, request=replace(trajectory.request, media=media, target=target))
+    request: Any = replace(trajectory.request, media=media, target=target)
+    return replace(trajectory, request=request)
 
 
 def _labels(artifact: MediaArtifact) -> MediaArtifact:

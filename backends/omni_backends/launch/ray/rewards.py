@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ray.exceptions import ObjectLostError
-
 from omni_backends.launch.ray.media import addressed
 from omni_backends.launch.ray.wire import value
-from omni_backends.launch.ray.worker import Worker
+from omni_backends.launch.ray.worker import AGAIN, Worker, objects_named
 from omni_portable.contracts.errors import RewardError, WorkerLostError
 from omni_portable.contracts.reward import ComposedReward, RewardSample
 from omni_portable.rollout.codec import pack
@@ -55,10 +53,14 @@ class RemoteRewards:
     async def score_async(self, samples: Sequence[RewardSample]) -> ComposedReward:
         sent, positions, references = addressed(samples)
         blob = await asyncio.to_thread(pack, [sent, positions])
+        first = samples[0].sample_id
+        lost = f"media of {len(references)} samples, the first '{first}', are gone with the machine that drew them"
         try:
             limit = self._limits.seconds({sample.group_id for sample in samples})
-            async with asyncio.timeout(limit):  # `wait_for` of Python 3.11 loses a cancellation that meets the answer
-                answer = await self._worker.asked("score", blob, *references)
+            with objects_named(RewardError, lost, AGAIN):
+                # `wait_for` of Python 3.11 loses a cancellation that meets the answer
+                async with asyncio.timeout(limit):
+                    answer = await self._worker.asked("score", blob, *references)
         except TimeoutError as error:
             self._worker.kill()
             raise WorkerLostError(
@@ -66,14 +68,6 @@ class RemoteRewards:
                 "its process is ended",
                 remedy="look into logs/ of the run directory; reward.timeout_s and launcher.options.answer_timeout_s "
                 "allow more time",
-            ) from error
-        except WorkerLostError as error:
-            if not isinstance(error.__cause__, ObjectLostError):
-                raise
-            raise RewardError(
-                f"media of {len(references)} samples, the first '{samples[0].sample_id}', are gone with the machine "
-                f"that drew them: {error.problem}",
-                remedy="continue the run from its last checkpoint (trainer.resume=auto), which draws them again",
             ) from error
         reward: ComposedReward = await asyncio.to_thread(value, answer, self._worker.label)
         return reward

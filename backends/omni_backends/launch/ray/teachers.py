@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ray.exceptions import ObjectLostError
-
 from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_backends.launch.ray.wire import value
-from omni_backends.launch.ray.worker import Worker
-from omni_portable.contracts.errors import ClusterError, WorkerLostError
+from omni_backends.launch.ray.worker import AGAIN, Worker, objects_named
+from omni_portable.contracts.errors import ClusterError
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.rollout.codec import pack
@@ -36,16 +34,10 @@ class RemoteTeacher:
         count, bundles = len(trajectories), Bundles()
         blob = await asyncio.to_thread(pack, list(trajectories), bundles)
         asked = ("teach", blob, count, self._least, *map(reference_of, bundles.sources))
-        try:
+        first = trajectories[0].request.request_id
+        lost = f"tensors of {count} samples, the first '{first}', are gone with the machine that drew them"
+        with objects_named(ClusterError, lost, AGAIN):
             answer, *objects = await self._worker.asked_apart(*asked, extra=count if self._least else 0)
-        except WorkerLostError as error:
-            if not isinstance(error.__cause__, ObjectLostError):
-                raise
-            raise ClusterError(
-                f"tensors of {count} samples, the first '{trajectories[0].request.request_id}', are gone with the "
-                f"machine that drew them: {error.problem}",
-                remedy="continue the run from its last checkpoint (trainer.resume=auto), which draws them again",
-            ) from error
         sources = [Bundle(reference, self._worker.bring) for reference in objects]
         outputs: list[TeacherOutput] = await asyncio.to_thread(value, answer, self._worker.label, sources)
         return outputs

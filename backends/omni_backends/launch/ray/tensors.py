@@ -9,7 +9,7 @@ its pictures were encoded to) another, and those that several prompts share a th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from omni_portable.contracts.rollout import RolloutResult, Trajectory
 from omni_portable.contracts.teacher import TeacherOutput
 from omni_portable.contracts.tokens import AnyTrajectory
 from omni_portable.rollout.blob import flat_bytes
-from omni_portable.rollout.distant import DistantTensor
+from omni_portable.rollout.distant import DistantTensor, Rows
 
 Parts = Sequence[Any]
 """Arrays of bytes, one for each tensor, as Ray keeps them."""
@@ -28,22 +28,8 @@ FIELDS = ("latents", "next_latents", "final_latents")
 prompt; its log-probs and versions are read in the trainer and come with the answer."""
 
 
-class Held:
-    """A `TensorSource` in this process.
-
-    Args:
-        parts: that it has.
-    """
-
-    def __init__(self, parts: Iterable[Any] = ()) -> None:
-        self.parts = list(parts)
-
-    def part(self, number: int) -> memoryview:
-        return memoryview(self.parts[number])
-
-
-class Outgoing(Held):
-    """One that is being filled, where the tensors were made."""
+class Outgoing(Rows):
+    """Rows that are being filled, where the tensors were made."""
 
     def add(self, tensor: torch.Tensor) -> DistantTensor:
         """Take a tensor in, with its own bytes only."""

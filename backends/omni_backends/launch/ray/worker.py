@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -15,6 +17,8 @@ from omni_portable.contracts.errors import ClusterError, OmniPortableError, Work
 
 log = logging.getLogger(__name__)
 
+AGAIN = "continue the run from its last checkpoint (trainer.resume=auto), which makes them again"
+"""Remedy where objects of samples are gone."""
 SLICE_S = 1.0
 """Between two looks at the cluster while an answer is waited for."""
 
@@ -106,7 +110,7 @@ class Worker:
         except ObjectLostError as error:
             raise ClusterError(
                 f"{what} are gone with their machine: {_first_line(error)}",
-                remedy="continue the run from its last checkpoint (trainer.resume=auto), which makes them again",
+                remedy=AGAIN,
             ) from error
         except RayError as error:
             raise self.explained(error) from error
@@ -145,6 +149,22 @@ class Worker:
         except (OmniPortableError, RuntimeError) as error:
             log.info("'%s' did not close itself: %s", self.label, error)
         self.kill()
+
+
+@contextmanager
+def objects_named(kind: type[OmniPortableError], problem: str, remedy: str) -> Iterator[None]:
+    """Around a call that is sent objects of the store: where these are gone with their machine, that is an error of its
+    own. No other process mends it, as it does the loss of the one that was called.
+
+    Args:
+        kind / problem / remedy: of the error; Ray's words follow the problem.
+    """
+    try:
+        yield
+    except WorkerLostError as error:
+        if not isinstance(error.__cause__, ObjectLostError):
+            raise
+        raise kind(f"{problem}: {_first_line(error.__cause__)}", remedy=remedy) from error
 
 
 def _first_line(error: RayError) -> str:

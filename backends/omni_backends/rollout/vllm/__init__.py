@@ -83,5 +83,6 @@ SPEC = PluginSpec(
         "sleep_levels": (1, 2),
         "sleeps_on_host": False,
         "multi_process": True,
+        "devices_option": "tensor_parallel_size",
     },
 )

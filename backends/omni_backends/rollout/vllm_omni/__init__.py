@@ -80,6 +80,7 @@ SPEC = PluginSpec(
         "full_weights": True,
         "sleep_levels": (1,),
         "multi_process": True,
+        "devices_option": "sequence_parallel_size",
         "families": ("sd3", "qwen_image", "qwen_image_edit", "flux", "wan22", "ltx2"),
         "refused_families": {
             "minimax_h3": "vLLM-Omni 0.30 computes most of its layers in bfloat16 whatever the run's dtype, the actor "
