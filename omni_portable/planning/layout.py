@@ -45,10 +45,10 @@ def cluster_layout(config: RunConfig, target: Target) -> Layout | None:
     """The layout, or None where one device holds every role, where the launcher has no devices of roles to give out,
     or where they are not counted (a CPU).
 
-    A launcher of several processes says by its options what one process of a role takes: `trainer_devices`, and
-    `actor_devices`, `rollout_devices`, `reward_devices`, `teacher_devices`. An engine that works on several devices
-    takes at least as many as its own options say. Under a launcher of one process only the actor's ranks have devices
-    of their own: those of its machine, of which the first is rollout's, too.
+    A launcher of several processes says by its options what one process of a role takes: `trainer_devices`,
+    `rollout_devices`, `reward_devices`, `teacher_devices`; a rank of the actor has one device. An engine that works on
+    several devices takes at least as many as its own options say. Under a launcher of one process only the actor's
+    ranks have devices of their own: those of its machine, of which the first is rollout's, too.
     """
     launcher = plugin_spec("launcher", config.launcher.name, "launcher.name")
     options = plugin_options("launcher", config.launcher.name, config.launcher.options, key="launcher.options")
@@ -65,7 +65,7 @@ def cluster_layout(config: RunConfig, target: Target) -> Layout | None:
         rollout = max(rollout, float(parallel))
     teachers = len(config.model.teachers) * config.teacher.workers if pooled(config) else 0
     rows = {
-        "actor": (ranks or 1, float(options.actor_devices if ranks else options.trainer_devices), "rank"),
+        "actor": (ranks or 1, 1.0 if ranks else float(options.trainer_devices), "rank"),
         "rollout": (config.rollout.replicas, rollout, "replica"),
         "rewards": (config.reward.workers, float(options.reward_devices), "worker"),
         "teachers": (teachers, float(options.teacher_devices), "worker"),

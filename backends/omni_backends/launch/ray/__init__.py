@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from omni_backends.launch.ray.address import check_address
-from omni_portable.config.colocation import beside_ranks, check_colocation, engine_devices, rank_processes
+from omni_portable.config.colocation import check_colocation, engine_devices, rank_processes
 from omni_portable.config.schema import RunConfig
 from omni_portable.contracts import registry
 from omni_portable.contracts.errors import ConfigError
@@ -46,10 +46,9 @@ class RayOptions:
     """Devices of one teacher worker (teacher.placement=pool); 0 shares the trainer's device."""
     teacher_cpus: float = 1.0
     """CPUs that the cluster sets aside for one teacher worker."""
-    actor_devices: float = 1.0
-    """Devices of one rank of a train engine that works in several processes (actor.world_size)."""
     actor_cpus: float = 1.0
-    """CPUs that the cluster sets aside for one such rank."""
+    """CPUs that the cluster sets aside for one rank of a train engine that works in several processes
+    (actor.world_size); each has one device."""
     trainer_devices: float = 1.0
     """Devices that the trainer uses on the machine where it runs, so that the cluster gives them to nobody else; none
     where the train engine works in processes of its own."""
@@ -90,10 +89,10 @@ class RayOptions:
             )
         check_store(self.object_store_mib)
         for name in ("bucket_mib", "start_timeout_s", "answer_timeout_s"):
-            if getattr(self, name) <= 0:
+            if getattr(self, name) < 1:
                 unit = "MiB" if name.endswith("_mib") else "seconds"
                 raise ConfigError(
-                    f"launcher.options.{name}={getattr(self, name):g} must be above 0",
+                    f"launcher.options.{name}={getattr(self, name):g} must be 1 or more",
                     remedy=f"give {unit}, or leave it out for {getattr(type(self), name):g}",
                 )
         check_address(self.address, "launcher.options.address")
@@ -138,23 +137,11 @@ class RayOptions:
                 "the actor trains, and needs devices of its own",
                 remedy="set launcher.options.rollout_devices=1 or more, or trainer.mode=sync",
             )
-        if self.actor_devices == 0 and rank_processes(config):
-            raise ConfigError(
-                f"launcher.options.actor_devices=0: the ranks of actor.engine={engine.name} train in processes of "
-                "their own, each of which needs a device set aside (on processors none is counted)",
-                remedy="leave it at 1, or set actor.engine=single, which trains on the trainer's device",
-            )
         if config.teacher.placement == "pool" and self.teacher_devices == 0 and rank_processes(config):
             raise ConfigError(
                 f"launcher.options.teacher_devices=0 shares the trainer's device, and with actor.engine={engine.name} "
                 "the trainer's process has none: its ranks have them (on processors none is counted)",
                 remedy="leave it at 1, or set teacher.placement=engine, by which the ranks hold the teachers",
-            )
-        if self.actor_devices > 1 and beside_ranks(config):
-            raise ConfigError(
-                f"launcher.options.actor_devices={self.actor_devices:g}: a rank that shares its device with a rollout "
-                "replica (rollout_devices=0) has one",
-                remedy="set launcher.options.actor_devices=1, or rollout_devices=1 for devices of their own",
             )
 
 

@@ -15,6 +15,8 @@ from omni_portable.contracts.launcher import Role
 Resources = dict[str, float]
 """Ray's names of resources -> amount."""
 CPU = "CPU"
+RANK_DEVICES = 1.0
+"""Ranks compute on one device each, and no two of them on the same: collectives refuse that."""
 
 
 def device_resource(role: Role) -> str:
@@ -31,7 +33,8 @@ def demand(role: Role, options: RayOptions) -> Resources:
         return {resource: options.trainer_devices} if resource and options.trainer_devices else {}
     if role.name not in REMOTE and not role.ranks:
         return {}
-    asked = {CPU: getattr(options, f"{role.name}_cpus"), resource: getattr(options, f"{role.name}_devices")}
+    devices = RANK_DEVICES if role.ranks else getattr(options, f"{role.name}_devices")
+    asked = {CPU: getattr(options, f"{role.name}_cpus"), resource: devices}
     return {name: amount for name, amount in asked.items() if name and amount}
 
 
@@ -75,6 +78,13 @@ def pools(roles: Sequence[Role], options: RayOptions) -> list[Pool]:
         elif not role.beside:
             found.append(Pool(name, demand(role, options), count, here))
     return found
+
+
+def _asked_by(pool: Pool) -> str:
+    """Keys that say what one worker of a pool asks for."""
+    role = "trainer" if pool.here else pool.name
+    names = [name for name in (f"{role}_devices", f"{role}_cpus") if hasattr(RayOptions, name)]
+    return f"launcher.options.{' or '.join(names)}"
 
 
 def shared(role: Role, guest: Role, options: RayOptions) -> Resources:
@@ -151,5 +161,5 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
         if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):
             raise ClusterError(
                 f"no machine of the Ray cluster is large enough for one worker of the pool {pool.describe()}",
-                remedy=f"lower launcher.options.{pool.name}_devices or {pool.name}_cpus, or add a larger machine",
+                remedy=f"lower {_asked_by(pool)}, or add a larger machine",
             )
