@@ -57,6 +57,7 @@ class Loop:
         """Train from start_step + 1 to the last step."""
         try:
             await self.turns.start()
+            self.clock.take()  # starting belongs to no step, and nobody idled
             await self._run()
         finally:
             await self.turns.close()
@@ -72,6 +73,7 @@ class Loop:
             if self.validation is not None and (last or _due(step, trainer.validate_interval)):
                 metrics |= await self._validate(step)
             timing = self.clock.take()
+            metrics |= self._statistics()
             append_timeline(self.run_dir, step, self.clock.spans)
             self._log(step, metrics | throughput(metrics, timing) | timing)
             if last or _due(step, trainer.save_interval):
@@ -81,8 +83,7 @@ class Loop:
         with self.clock.measure("wait"):
             count = await self.turns.fill(step)
         groups = self.buffer.sample(count, self.turns.version)
-        metrics = reward_metrics(groups) | self.buffer.statistics() | self.engine.statistics()
-        metrics |= self.producer.rollout.statistics() | self.turns.statistics()
+        metrics = reward_metrics(groups) | self.buffer.statistics()
         made = self.producer.logs.pop(step)
         metrics["reward/dropped_groups"] = float(made.dropped_groups)
         if self.producer.teacher is not None:
@@ -97,6 +98,10 @@ class Loop:
         with self.clock.measure("sync"):
             await self.turns.publish(int(metrics["actor/optimizer_steps"]))
         return metrics
+
+    def _statistics(self) -> dict[str, float]:
+        """What rollout did since the last row, which is what that row's seconds are of, whatever was trained on."""
+        return self.engine.statistics() | self.producer.rollout.statistics() | self.turns.statistics()
 
     def _update(self, step: int, groups: Sequence[ScoredGroup], refills: int) -> dict[str, float]:
         """Train on the groups; metrics of the update, and how actor and rollout agreed before it."""
@@ -182,12 +187,13 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def throughput(metrics: Mapping[str, float], timing: Mapping[str, float]) -> dict[str, float]:
-    """Samples per second of the whole step and of the time that rollout was busy in it, and the share of the step that
-    belongs to none of its stages."""
+    """Samples that were trained on per second of the step; samples that were drawn per second in which rollout was busy
+    (none of them may be among the former where rollout runs ahead); the share of the step that belongs to none of its
+    stages."""
     samples, step = metrics["reward/samples"], timing["timing_s/step"]
     figures = {"perf/samples_per_s": samples / step}
     if rollout := timing["role_s/rollout/busy"]:
-        figures["perf/rollout_samples_per_s"] = samples / rollout
+        figures["perf/rollout_samples_per_s"] = metrics["perf/rollout_samples"] / rollout
     return figures | {"perf/outside_stages": timing.get("critical_path_s/other", 0.0) / step}
 
 

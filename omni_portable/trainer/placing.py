@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from omni_portable.rollout.fanout import give_up
 from omni_portable.rollout.router import Router
 from omni_portable.trainer.teaching import RevivedTeacher
 
+log = logging.getLogger(__name__)
 HERE = "omni_portable.trainer.roles"
 
 
@@ -140,6 +142,8 @@ def place(launcher: Launcher, setup: EngineSetup, composer: RewardComposer, run_
     rewards = [(role, handles[role.label]) for role in roles if role.name == "reward"]
     guests = {role.label: handles[role.label] for role in roles if role.name == "lent"}
     taught = [(role, handles[role.label]) for role in roles if role.name == "teacher"]
+    for role, _ in taught:
+        log.info("'%s' holds the teacher '%s'", role.label, role.arguments["teacher"])
     if not apart and not guests:
         teachers = _by_name(taught)
         return Placed(handles["actor-0"], rollouts["rollout-0"], [handle for _, handle in rewards], teachers=teachers)

@@ -37,12 +37,20 @@ def summary_line(step: int, total: int, metrics: Mapping[str, float], left: floa
 
 
 class _Estimate:
+    """Seconds that the steps of this process take, without what comes before the first."""
+
     def __init__(self, total: int, done: int) -> None:
         self.total, self._first = total, done
-        self._started = time.monotonic()
+        self._started: float | None = None
+
+    def begin(self) -> None:
+        """The loop has begun."""
+        self._started = self._started or time.monotonic()
 
     def left(self, step: int) -> float:
         done = step - self._first
+        if done == 0 or self._started is None:  # a validation before training
+            self._started = time.monotonic()
         return (time.monotonic() - self._started) / done * (self.total - step) if done > 0 else 0.0
 
 
@@ -69,6 +77,7 @@ class PlainProgress:
         self._estimate = _Estimate(total, done)
 
     def stage(self, text: str) -> None:
+        self._estimate.begin()
         if text.endswith("validation"):
             print(f"{text} ...", flush=True)
 
@@ -101,6 +110,7 @@ class RichProgress:
         self._bar.start()
 
     def stage(self, text: str) -> None:
+        self._estimate.begin()
         self._bar.update(self._task, description=text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -57,7 +57,7 @@ class RolloutStage:
     ) -> None:
         self._engine, self._piece_size, self._resubmit = engine, piece_size, resubmit
         self._gate, self._slots = gate or Gate(), slots or Slots(1)
-        self._interruptions = Interruptions()
+        self._interruptions, self._drawn = Interruptions(), 0
 
     async def run(self, requests: Sequence[AnyRequest]) -> Sequence[AnyTrajectory]:
         """Trajectories in request order.
@@ -89,16 +89,19 @@ class RolloutStage:
                         f"{result.aborted[:3]}"
                     )
                 check_schedules(result.trajectories)
+                self._drawn += len(result.trajectories)
                 done |= {t.request.request_id: t for t in result.trajectories}
                 left = [self._again(request, result) for request in left if request.request_id not in done]
         return [done[request.request_id] for request in requests]
 
     def statistics(self) -> dict[str, float]:
-        """``rollout/interrupted/...`` since the last call; nothing where requests are never interrupted."""
+        """``perf/rollout_samples`` that were drawn since the last call, and, where requests may be interrupted,
+        ``rollout/interrupted/...``."""
         taken, self._interruptions = self._interruptions, Interruptions()
-        if not self._resubmit:
-            return {}
-        return {f"rollout/interrupted/{name}": float(count) for name, count in asdict(taken).items()}
+        figures, self._drawn = {"perf/rollout_samples": float(self._drawn)}, 0
+        if self._resubmit:
+            figures |= {f"rollout/interrupted/{name}": float(count) for name, count in asdict(taken).items()}
+        return figures
 
     def _again(self, request: AnyRequest, result: RolloutResult) -> AnyRequest:
         """An interrupted request as it is submitted next."""

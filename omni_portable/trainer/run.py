@@ -165,7 +165,7 @@ def _wire(
     stack: ExitStack,
 ) -> Loop:
     state = start.state
-    actor, engine, clock = placed.actor, placed.engine, StageClock()
+    actor, engine = placed.actor, placed.engine
     gate, slots, mode = Gate(), Slots(config.rollout.replicas), config.trainer.mode
     overlap = config.reward.overlap or mode != SYNC or bool(placed.teachers)
     reward = RewardStage(*placed.rewards)
@@ -176,6 +176,8 @@ def _wire(
         gate=gate,
         resubmit=mode == "fully_async",
     )
+    if registry.spec("data_plane", config.dataplane.name).capabilities.get("multi_process"):
+        progress.note(f"starting data plane {config.dataplane.name} ...")
     plane = registry.load("data_plane", config.dataplane.name)(
         plugin_options("data_plane", config.dataplane.name, config.dataplane.options)
     )
@@ -194,7 +196,7 @@ def _wire(
             run_dir / "validation",
             config.trainer.validation_images,
         )
-    stock = Stock(config.data.train_batch_size * config.rollout.n)
+    clock, stock = StageClock(), Stock(config.data.train_batch_size * config.rollout.n)
     producer = Producer(
         config=config,
         sampler=prepared.sampler,

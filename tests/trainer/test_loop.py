@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from omni_portable.contracts.registry import NoOptions
 from omni_portable.data.prompts import PromptRow, PromptSampler
 from omni_portable.rollout.replay_buffer import ReplayBuffer
 from omni_portable.trainer.drawing import Schedules, drawing
-from omni_portable.trainer.loop import Loop, reward_metrics
+from omni_portable.trainer.loop import Loop, reward_metrics, throughput
 from omni_portable.trainer.producer import Producer
 from omni_portable.trainer.progress import SilentProgress
 from omni_portable.trainer.timing import StageClock
@@ -99,6 +101,9 @@ class Scheduled(Loop):
         self.events.append(f"step {step}")  # type: ignore[attr-defined]
         return {"reward/samples": 8.0}
 
+    def _statistics(self) -> dict[str, float]:
+        return {"perf/rollout_samples": 16.0}
+
     async def _validate(self, step: int) -> dict[str, float]:
         self.events.append(f"validate {step}")  # type: ignore[attr-defined]
         return {"validation/count": 1.0}
@@ -108,7 +113,11 @@ class Scheduled(Loop):
 
 
 class IdleTurns:
-    async def start(self) -> None: ...
+    def __init__(self, begun: Callable[[], object] = bool) -> None:
+        self._begun = begun
+
+    async def start(self) -> None:
+        self._begun()
 
     async def close(self) -> None: ...
 
@@ -154,6 +163,39 @@ def test_a_continuation_neither_repeats_nor_validates_before(tmp_path: Path) -> 
 
 def test_no_validation_set(tmp_path: Path) -> None:
     assert events(tmp_path, TrainerConfig(total_steps=1), validation=False) == ["step 1", "log 1", "save 1"]
+
+
+def test_starting_belongs_to_no_step(tmp_path: Path) -> None:
+    starting, ticks = [0.0], itertools.count()
+    clock = StageClock(lambda: starting[0] + next(ticks))
+    rows: list[Mapping[str, float]] = []
+    logged = SimpleNamespace(log=lambda step, metrics: rows.append(metrics))
+    fields: dict[str, Any] = dict.fromkeys(
+        ("actor", "engine", "producer", "buffer", "advantage", "update", "checkpoint", "validation")
+    )
+    loop = Scheduled(
+        **fields,
+        config=RunConfig(trainer=TrainerConfig(total_steps=1)),
+        run_dir=tmp_path,
+        turns=IdleTurns(lambda: starting.insert(0, 1000.0)),  # type: ignore[arg-type]
+        loggers=[logged],  # type: ignore[list-item]
+        clock=clock,
+        progress=SilentProgress(),
+        start_step=0,
+    )
+    loop.events = []  # type: ignore[attr-defined]
+    asyncio.run(loop.run())
+    assert 0.0 < rows[0]["role_s/actor/idle"] < 1000.0
+    assert 0.0 < rows[0]["role_s/rollout/idle"] < 1000.0
+
+
+def test_samples_per_second_are_of_those_that_were_drawn_meanwhile() -> None:
+    timing = {"timing_s/step": 4.0, "role_s/rollout/busy": 2.0, "critical_path_s/other": 1.0}
+    assert throughput({"reward/samples": 16.0, "perf/rollout_samples": 32.0}, timing) == {
+        "perf/samples_per_s": 4.0,
+        "perf/rollout_samples_per_s": 16.0,
+        "perf/outside_stages": 0.25,
+    }
 
 
 def test_reward_metrics() -> None:

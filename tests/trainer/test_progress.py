@@ -54,10 +54,23 @@ def test_time_left_counts_from_where_the_run_resumed(
 ) -> None:
     now = iter([100.0, 110.0, 120.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now))
-    progress = PlainProgress(total=20, done=10)
+    progress = PlainProgress(total=20, done=10)  # and then a data plane is started, say
+    progress.stage("step 11: rollout")
     progress.step(11, {})
     progress.step(12, {})
     assert [line.rpartition("| ")[2] for line in capsys.readouterr().out.splitlines()] == ["left 1:30", "left 1:20"]
+
+
+def test_time_left_counts_no_validation_before_training(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([100.0, 160.0, 170.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    progress = PlainProgress(total=3, done=0)
+    for step, stage in enumerate(("validation", "rollout")):
+        progress.stage(f"step {step}: {stage}")
+        progress.step(step, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "step 1/3 | left 0:20"
 
 
 def test_off_is_silent(capsys: pytest.CaptureFixture[str]) -> None:

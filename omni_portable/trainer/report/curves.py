@@ -28,7 +28,7 @@ def curves_section(data: RunData) -> Raw:
             "same prompts and noise each time; bars are standard errors",
         ),
         line_chart("KL of the update", _lines(data, "actor/ppo_kl", "actor/kl_loss"), "policy before against after"),
-        line_chart("Probability ratio", _lines(data, "actor/ratio_mean"), "current to rollout policy", level=1.0),
+        line_chart("Probability ratio", _lines(data, "actor/ratio_mean"), "current to old policy", level=1.0),
         line_chart("Share of clipped ratios", _lines(data, "actor/pg_clipfrac")),
         line_chart("Gradient norm", _lines(data, "actor/grad_norm"), "before clipping"),
         line_chart("Learning rate", _lines(data, "actor/lr")),

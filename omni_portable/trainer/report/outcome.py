@@ -60,7 +60,7 @@ class Outcome:
             known = self.before if self.after is None else self.after
             if known is None:
                 return "No validation has run, so nothing can be said about held-out prompts."
-            return f"The held-out score is {figure(known)}; a second validation, to compare with, has not run yet."
+            return f"The held-out score is {figure(known)}; there is no other validation to compare it with."
         rise, last = self.shown_rise, figure(self.after)
         moved = "rose" if rise and rise > 0 else "fell" if rise else "stayed"
         way = f"{moved} from {figure(self.before)} to {last}" if rise else f"{moved} at {last}"

@@ -26,7 +26,7 @@ def pictures(data: RunData, page_folder: Path | None = None) -> Raw:
         return Raw("<p>No validation samples to look at have been written.</p>")
     first, last = to_show[0], to_show[-1]
     if first is last:
-        intro = f"<p>Validation at step {first.step}; a second one, to compare with, has not run yet.</p>"
+        intro = f"<p>Validation at step {first.step}; there is no other to compare it with.</p>"
     else:
         intro = (
             f"<p>Left: step {first.step}. Right: step {last.step}. Same prompts, same noise; in the order of the data, "

@@ -53,6 +53,7 @@ class NativeTokenEngine(InProcessEngine[AutoregressiveAdapter, TokenRequest, Row
         try:
             return await self._carry_out(run, rows, mine, version)
         finally:
+            self._statistics.count("tokens", run.tokens)
             self._keep(run, mine, version)
 
     async def _carry_out(
@@ -65,7 +66,6 @@ class NativeTokenEngine(InProcessEngine[AutoregressiveAdapter, TokenRequest, Row
         with await self._turn(mine, "score"):
             run.score()
             self._statistics.count("forwards")
-            self._statistics.count("tokens", run.tokens)
         with await self._turn(mine, "record"):
             return self._finish(run, rows, mine, version)
 

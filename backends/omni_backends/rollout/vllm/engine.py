@@ -263,10 +263,10 @@ class VllmEngine:
         partials: dict[str, TokenPrefix] = {}
         with self._lock:
             for job in jobs:
+                self._statistics.count("tokens", len(job.log_probs))
                 if job.ticket.outcome is Outcome.PENDING and job.finish is not None:
                     finished.append(trajectory(job, version, self._adapter, self.name))
                     self._inflight.finish(job.ticket)
-                    self._statistics.count("tokens", len(job.log_probs))
                 else:
                     aborted.append(job.request.request_id)
                     if (said := partial(job, version)) is not None:
