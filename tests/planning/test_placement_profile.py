@@ -141,6 +141,7 @@ def write_metrics(run_dir: Path, mode: str, lengths: list[float]) -> Path:
             "timing_s/sync": 0.5,
             "role_s/reward/busy": 0.25,
             "actor/optimizer_steps": 2.0,
+            "perf/rollout_samples": 12.0 * 16,
         }
         lines.append(json.dumps(row | ({"response/length_mean": tokens} if tokens else {})))
     (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -193,6 +194,22 @@ def test_a_separate_run_has_devices_on_both_sides_and_counts_rounds_between_sync
     assert (placed.train_devices, placed.replicas) == (2, 6)
     with pytest.raises(ConfigError, match="leaves none for the trainer"):
         profile_of_run(run_dir, devices=2, rollout_devices=2)
+
+
+def test_where_rollout_runs_ahead_its_seconds_are_of_the_samples_that_it_drew(tmp_path: Path) -> None:
+    """Not of the steps in which it had nothing left to draw."""
+    run_dir = write_metrics(tmp_path / "run", "fully_async", [0.0] * 6)
+    path = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, rounds in zip(rows[1:], (3, 2, 1, 1, 0, 0, 0), strict=True):
+        drawn = {"role_s/rollout/busy": 5.0 * rounds, "role_s/reward/busy": 0.5 * rounds}
+        row |= drawn | {"perf/rollout_samples": 12.0 * 16 * rounds}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = profile_of_run(run_dir).rows
+    assert (found.rollout_s, found.reward_s) == (pytest.approx(5.0), pytest.approx(0.5))
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*rows[:2], *rows[5:])))
+    with pytest.raises(RunDirectoryError, match="no samples were drawn after the first step"):
+        profile_of_run(run_dir)
 
 
 def test_steps_of_different_lengths_tell_tokens_from_the_rest(tmp_path: Path) -> None:

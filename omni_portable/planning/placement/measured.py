@@ -35,12 +35,18 @@ SOURCES = {
     "sync_s": ("timing_s/sync",),
 }
 """Field of a row -> metrics that give it, the first that is there."""
+DRAWN = "perf/rollout_samples"
+"""Samples that were drawn in the seconds of a step's figures; where rollout runs ahead, those of other steps."""
 
 
 def profile_of_run(
     run_dir: Path, devices: int | None = None, rollout_devices: int | None = None, tensor_parallel: int = 1
 ) -> Profile:
-    """Rows of medians over the steps of a run; steps with responses of very different lengths give several rows.
+    """Rows of medians over the steps of a run; in mode sync, steps with responses of very different lengths give
+    several rows.
+
+    Where rollout runs ahead, what rollout and rewards did in a step was for others: the first draws several rounds, the
+    last ones none. There the seconds of a round are those of all steps for each sample that they drew.
 
     Args:
         run_dir: what training wrote; the run may go on, and its last line may be cut off.
@@ -70,9 +76,12 @@ def profile_of_run(
         optimizer_steps = max(1.0, statistics.median(step.get("actor/optimizer_steps", 1.0) for step in steps))
         placed["sync_rounds"] = math.ceil(_whole(run_dir, config, "trainer.sync_interval", 1) / optimizer_steps)
     rows = []
-    for part in _by_length(steps):
+    for part in _by_length(steps) if mode == "sync" else [steps]:
         row = placed | {"prompts": prompts, "tokens": _median(part, ("response/length_mean",)) or 0.0}
         seconds = {name: _median(part, metrics) for name, metrics in SOURCES.items()}
+        if mode != "sync":
+            ahead = {name: _per_sample(run_dir, part, SOURCES[name]) for name in ("rollout_s", "reward_s")}
+            seconds |= {name: value and value * prompts * samples for name, value in ahead.items()}
         rows.append(row | {name: value for name, value in seconds.items() if value is not None})
     document = {
         "schema": SCHEMA,
@@ -171,7 +180,7 @@ def _steps(path: Path) -> list[dict[str, float]]:
 
 def _refuse_negative(figures: Mapping[str, float], where: str) -> None:
     """Seconds and tokens are never below 0."""
-    read = ("response/length_mean", *(metric for metrics in SOURCES.values() for metric in metrics))
+    read = ("response/length_mean", DRAWN, *(metric for metrics in SOURCES.values() for metric in metrics))
     for metric in read:
         if figures.get(metric, 0.0) < 0:
             raise RunDirectoryError(
@@ -195,6 +204,26 @@ def _by_length(steps: Sequence[dict[str, float]]) -> list[Sequence[dict[str, flo
     ordered = sorted(steps, key=lambda step: step["response/length_mean"])
     edges = [round(index * len(ordered) / BINS) for index in range(BINS + 1)]
     return [ordered[edges[index] : edges[index + 1]] for index in range(BINS)]
+
+
+def _per_sample(run_dir: Path, steps: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> float | None:
+    """Seconds of the steps for each sample that was drawn in them; None where nothing says seconds.
+
+    Raises:
+        RunDirectoryError: nothing was drawn in them.
+    """
+    drawn = sum(step.get(DRAWN, 0.0) for step in steps)
+    if not drawn:
+        raise RunDirectoryError(
+            f"{run_dir}: no samples were drawn after the first step ({DRAWN} in metrics.jsonl), so nothing tells how "
+            "long a round takes: rollout ran ahead of all steps",
+            remedy="let it make more than dataplane.max_staleness + 2 steps, or measure in trainer.mode=sync",
+        )
+    for metric in metrics:
+        values = [step[metric] for step in steps if metric in step]
+        if values:
+            return sum(values) / drawn
+    return None
 
 
 def _median(steps: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> float | None:

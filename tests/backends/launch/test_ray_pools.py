@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from omni_backends.launch.ray import RayOptions
@@ -19,7 +21,7 @@ from omni_portable.config.convert import Source
 from omni_portable.config.schema import LauncherConfig, RolloutConfig, RunConfig, TrainerConfig
 from omni_portable.config.validate import _check_launcher
 from omni_portable.contracts import registry
-from omni_portable.contracts.errors import CapabilityError, ClusterError, ConfigError, PluginError
+from omni_portable.contracts.errors import CapabilityError, ClusterError, ConfigError, PluginError, RunDirectoryError
 from omni_portable.contracts.launcher import Role
 
 
@@ -237,6 +239,31 @@ def test_an_address_of_the_environment_is_called_so(monkeypatch):
 
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(ClusterError, match=r"^RAY_ADDRESS=local \(environment\) names no host and port"):
+        connect(RayOptions(), 1)
+
+
+def test_a_full_or_closed_disk_of_sessions_is_named(monkeypatch, tmp_path):
+    """No cluster is started there, and errors about Ray's processes and objects say so."""
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray import disk
+    from omni_backends.launch.ray.cluster import connect
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    error = disk.of_ray(ClusterError, "it is gone", "look")
+    assert (error.problem, error.remedy) == ("it is gone", "look")
+    free = psutil.disk_usage(str(tmp_path))._replace(free=3 << 20)
+    monkeypatch.setattr(psutil, "disk_usage", lambda path: free)
+    full = rf"session directory has 3 MiB left \({tmp_path}/ray\), and Ray needs 64"
+    with pytest.raises(ClusterError, match=f"^no Ray cluster can be started on this machine: the .*{full}") as refused:
+        connect(RayOptions(), 1)
+    assert "RAY_TMPDIR" in refused.value.remedy
+    error = disk.of_ray(ClusterError, "it is gone", "look")
+    assert re.search(f"^it is gone; the disk of .*{full}", error.problem)
+    assert re.fullmatch("free some space.*; then look", error.remedy)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(RunDirectoryError, match="cannot write .*/file/ray: Not a directory"):
         connect(RayOptions(), 1)
 
 

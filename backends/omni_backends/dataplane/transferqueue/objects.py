@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from omni_backends.dataplane.transferqueue import TransferQueueOptions
 from omni_backends.launch.ray import SMALLEST_STORE_MIB
+from omni_backends.launch.ray.disk import of_ray
 from omni_backends.launch.ray.tensors import Bundle, reference_of
 from omni_portable.contracts.errors import ClusterError, DataError
 from omni_portable.rollout.codec import Part, pack_parts, unpack_parts
@@ -205,16 +206,18 @@ class Objects:
     def explained(self, error: RayError) -> ClusterError:
         """Ray's words about an object or a keeper in ours."""
         if isinstance(error, GetTimeoutError):
-            return ClusterError(
+            return of_ray(
+                ClusterError,
                 f"objects of the queue '{self._queue}' did not come within {self._timeout_s:g} seconds: their machine "
-                "is gone or overloaded",
-                remedy="look after the machine, then run the same command with --resume; "
+                "is gone or overloaded, or has no room for them",
+                "look after the machine and run the same command with --resume; "
                 "dataplane.options.answer_timeout_s allows more time",
             )
-        return ClusterError(
+        return of_ray(
+            ClusterError,
             f"objects of the queue '{self._queue}' are lost, their process or machine is gone: "
             f"{' '.join(str(error).split())[:300]}",
-            remedy="see `ray status`, then run the same command with --resume",
+            "see `ray status` and run the same command with --resume",
         )
 
 

@@ -18,6 +18,7 @@ from transfer_queue.utils.common import get_node_round_robin_scheduling_strategi
 
 from omni_backends.dataplane.transferqueue import TransferQueueOptions
 from omni_backends.dataplane.transferqueue.keeper import Keeper
+from omni_backends.launch.ray.disk import of_ray
 from omni_portable.contracts.errors import ClusterError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,10 @@ def find_or_start(options: TransferQueueOptions) -> Service:
     try:
         return _find(name, options) if options.queue and _exists(name) else _start(name, options)
     except RayError as error:
-        raise ClusterError(
+        raise of_ray(
+            ClusterError,
             f"the processes of TransferQueue do not run on the Ray cluster: {' '.join(str(error).split())[:300]}",
-            remedy="install the same packages on every machine of the cluster; see Ray's session directory for output",
+            "install the same packages on every machine of the cluster; see Ray's session directory for output",
         ) from error
 
 
@@ -143,7 +145,8 @@ def _answer(reference: Any, name: str) -> Any:
     try:
         return ray.get(reference, timeout=START_TIMEOUT_S)
     except GetTimeoutError as error:
-        raise ClusterError(
+        raise of_ray(
+            ClusterError,
             f"the processes of the queue '{name}' do not answer within {START_TIMEOUT_S:g} seconds",
-            remedy="see `ray status` and Ray's session directory",
+            "see `ray status` and Ray's session directory",
         ) from error

@@ -22,6 +22,7 @@ from ray._private import ray_constants, services
 
 from omni_backends.launch.ray import SMALLEST_STORE_MIB, RayOptions
 from omni_backends.launch.ray.address import FORMS, host_and_port
+from omni_backends.launch.ray.disk import check_disk, full_disk, of_ray
 from omni_portable.contracts.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ def _start(options: RayOptions, cpus: int) -> Connection:
             f"({memory >> 20} MiB)",
             remedy=f"give {SMALLEST_STORE_MIB} to {memory >> 21} MiB; 512 is enough for images",
         )
+    check_disk()
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this process, never written to a file
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -201,11 +203,13 @@ def _start(options: RayOptions, cpus: int) -> Connection:
             break
         except Exception as error:  # noqa: BLE001 - Ray raises bare ones where a part of it is late
             _end_ray_processes(before)
-            if attempt == 1:
-                raise ClusterError(
-                    f"no Ray cluster could be started on this machine in {ATTEMPTS} attempts: {error}",
-                    remedy="try again when the machine has less to do, or start a cluster yourself and give its "
-                    "address (launcher.options.address)",
+            if attempt == 1 or full_disk():
+                many = f"in {ATTEMPTS + 1 - attempt} attempts"
+                raise of_ray(
+                    ClusterError,
+                    f"no Ray cluster could be started on this machine {many}: {error}",
+                    "try again when the machine has less to do, or start a cluster yourself and give its address "
+                    "(launcher.options.address)",
                 ) from error
             log.warning("the Ray cluster did not start (%s); trying again", error)
     address = ray.get_runtime_context().gcs_address

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError
 
+from omni_backends.launch.ray.disk import of_ray
 from omni_backends.launch.ray.head import Head
 from omni_backends.launch.ray.wire import value
 from omni_portable.contracts.errors import ClusterError, OmniPortableError, WorkerLostError
@@ -72,7 +73,7 @@ class Worker:
             if ray.wait([reference], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
                 return ray.get(reference)
         remedy = f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time"
-        raise ClusterError(late, remedy=remedy)
+        raise of_ray(ClusterError, late, remedy)
 
     async def asked(self, method: str, *arguments: Any) -> bytes:
         """As :meth:`ask`, without blocking the event loop and without a limit of time; the packed answer."""
@@ -131,11 +132,9 @@ class Worker:
         if self._head is not None and (gone := self._head.look()) is not None:
             return gone
         if isinstance(error, (RayActorError, ObjectLostError, NodeDiedError)):
-            return WorkerLostError(
-                f"the process of '{self.label}' is gone: {_first_line(error)}",
-                remedy=f"its output is in {self._log_file}",
-            )
-        return ClusterError(f"'{self.label}' cannot be called: {_first_line(error)}", remedy=f"see {self._log_file}")
+            lost = f"the process of '{self.label}' is gone: {_first_line(error)}"
+            return of_ray(WorkerLostError, lost, f"its output is in {self._log_file}")
+        return of_ray(ClusterError, f"'{self.label}' cannot be called: {_first_line(error)}", f"see {self._log_file}")
 
     def kill(self) -> None:
         """End the process at once."""
