@@ -7,7 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-SHOWN = ("rollout", "reward", "update", "sync", "validate")
+SHOWN = {
+    "rollout": ("role_s/rollout/busy", "timing_s/rollout"),
+    "reward": ("role_s/reward/busy", "timing_s/reward"),
+    "update": ("timing_s/update",),
+    "sync": ("timing_s/sync",),
+    "validate": ("timing_s/validate",),
+}
+"""Stage -> metrics of its seconds, the first that is there. Of what goes on side by side, how long any of it did."""
 
 
 class Progress(Protocol):
@@ -28,7 +35,8 @@ def summary_line(step: int, total: int, metrics: Mapping[str, float], left: floa
     if "validation/reward_mean" in metrics:
         error = "" if metrics.get("validation/count") == 1 else f" +- {metrics['validation/reward_stderr']:.3f}"
         parts.append(f"validation {metrics['validation/reward_mean']:.3f}{error}")
-    stages = [f"{name} {metrics[key]:.1f}s" for name in SHOWN if (key := f"timing_s/{name}") in metrics]
+    seconds = {name: next((metrics[key] for key in keys if key in metrics), 0.0) for name, keys in SHOWN.items()}
+    stages = [f"{name} {spent:.1f}s" for name, spent in seconds.items() if spent]
     if stages:
         parts.append(", ".join(stages))
     if step:

@@ -40,7 +40,7 @@ from omni_portable.trainer.modes.stock import Stock
 from omni_portable.trainer.placing import Placed, make_launcher, place
 from omni_portable.trainer.preflight import Prepared, prepare, verify_attention
 from omni_portable.trainer.producer import Producer
-from omni_portable.trainer.progress import PlainProgress, Progress, make_progress, plain_kind, starting_line
+from omni_portable.trainer.progress import PlainProgress, Progress, make_progress, starting_line
 from omni_portable.trainer.report import write_report
 from omni_portable.trainer.rollout_stage import RolloutStage
 from omni_portable.trainer.rundir import RunDirectory, refuse_second_run, run_directory, write_json, write_text
@@ -125,7 +125,7 @@ def _build(
     determinism = device.determinism.enable(config.trainer.seed) if config.device.deterministic else None
     setup = EngineSetup(config=config, device=device, load=prepared.load, requires=prepared.algorithm.requires)
     stack.callback(launcher.shutdown)
-    if plain_kind(config.trainer.progress):
+    if config.trainer.progress != "off":  # a live display begins when there is something to show
         line = starting_line(config.rollout.engine, config.launcher.name, config.rollout.replicas)
         PlainProgress(config.trainer.total_steps, state.step).note(line)
     placed = place(launcher, setup, prepared.composer, directory.path, stack)

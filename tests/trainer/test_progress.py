@@ -31,6 +31,11 @@ def test_a_line_says_step_reward_validation_times_and_what_is_left() -> None:
     assert line == "step 3/20 | reward 0.421 | validation 0.500 +- 0.012 | rollout 1.3s, update 3.0s | left 2:05"
 
 
+def test_of_sets_that_are_scored_side_by_side_it_says_how_long_any_was() -> None:
+    scored = {"timing_s/reward": 40.0, "role_s/reward/busy": 5.0, "timing_s/rollout": 3.0, "role_s/rollout/busy": 0.0}
+    assert summary_line(3, 3, scored, 0.0) == "step 3/3 | reward 5.0s | left 0:00"
+
+
 def test_what_is_not_there_is_left_out() -> None:
     assert summary_line(0, 5, {"validation/reward_mean": 1.0, "validation/reward_stderr": 0.0}, 0.0) == (
         "step 0/5 | validation 1.000 +- 0.000"

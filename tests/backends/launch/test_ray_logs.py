@@ -25,13 +25,13 @@ class ApartWorker:
     def __init__(self, text: bytes) -> None:
         self.text = text
 
-    def fetch(self, method: str, *arguments: Any) -> Any:
+    def fetch(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         return False if method == "open_log" else self.text[arguments[0] : arguments[0] + 4]
 
 
 def opened(path: Path, text: bytes) -> LogCollector:
     collector = LogCollector()
-    assert collector.open(ApartWorker(text), path) is False  # type: ignore[arg-type]
+    assert collector.open(ApartWorker(text), path, 60.0) is False  # type: ignore[arg-type]
     return collector
 
 

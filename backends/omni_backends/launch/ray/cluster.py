@@ -39,6 +39,8 @@ EVEN = {"RAY_worker_niceness": "0"}
 with which rollout, rewards and the data plane stand still while the trainer computes on the same cores."""
 HINTS = "ray._private.authentication.authentication_token_setup"
 """Logger of Ray's hints about tokens."""
+LEAVE_S = 20.0
+"""For leaving a cluster that is lost, after which what is left of it is killed."""
 PATIENCE_S = 240.0
 ATTEMPTS = 4
 """To start a cluster: on a busy machine a part of Ray may miss a deadline of another."""
@@ -74,9 +76,16 @@ class Connection:
         Args:
             lost: the cluster is gone; what is left of one that was started here is ended without asking it.
         """
+        leaves = self.joined and ray.is_initialized()
         if lost and self.started:
+            if leaves and any(True for _ in _nodes()):
+                # Ray ends this process where its own on this machine is killed while it takes leave of it.
+                late = threading.Timer(LEAVE_S, _end_ray_processes, [self.before])
+                late.start()
+                ray.shutdown()
+                late.cancel()
             _end_ray_processes(self.before)
-        if self.joined and ray.is_initialized():
+        if leaves and ray.is_initialized():
             ray.shutdown()
 
 

@@ -13,8 +13,8 @@ import torch
 from omni_backends.launch.ray.media import rejoined, with_prompts
 from omni_backends.launch.ray.tensors import Bundle, reference_of, sources_of
 from omni_backends.launch.ray.wire import value
-from omni_backends.launch.ray.worker import Worker, objects_named
-from omni_portable.contracts.errors import WeightSyncError
+from omni_backends.launch.ray.worker import SilentError, Worker, objects_named
+from omni_portable.contracts.errors import WeightSyncError, WorkerLostError
 from omni_portable.contracts.lifecycle import Ack
 from omni_portable.contracts.rollout import EngineHealth, RolloutResult
 from omni_portable.contracts.weights import PiecewiseStream, WeightStream
@@ -93,10 +93,10 @@ class RemoteRolloutEngine:
         if request_ids is not None:
             wanted = set(request_ids)
             pairs = [[number, name] for number, ids in self._out.items() for name in ids if name in wanted]
-        return self._ack("abort", self._last, pack(pairs))
+        return self._ask("abort", self._last, pack(pairs))
 
     def pause(self) -> Ack:
-        return self._ack("pause", self._last)
+        return self._ask("pause", self._last)
 
     def resume(self) -> Ack:
         return self._control("resume")
@@ -114,27 +114,27 @@ class RemoteRolloutEngine:
 
     def stage_weights(self, stream: WeightStream, version: int) -> Ack:
         started = time.perf_counter()
-        self._worker.ask("stage", pack(stream.manifest), version)
+        self._ask("stage", pack(stream.manifest), version)
         for bucket in bounded(stream, self._bucket_bytes):
             self._send(bucket)
             del bucket
-        received = self._worker.ask("seal")
+        received = self._ask("seal")
         return Ack("stage_weights", version, received, time.perf_counter() - started)
 
     def commit_weights(self, version: int) -> Ack:
-        return self._ack("commit", version)
+        return self._ask("commit", version)
 
     def discard_weights(self) -> Ack:
-        return Ack("discard_weights", self._worker.ask("discard"))
+        return Ack("discard_weights", self._ask("discard"))
 
     def recall_weights(self, version: int) -> Ack:
-        return self._ack("recall", version)
+        return self._ask("recall", version)
 
     def weights_checksum(self, names: Iterable[str] | None = None) -> dict[str, str]:
         return dict(self._control("weights_checksum", names=None if names is None else list(names)))
 
     def health(self) -> EngineHealth:
-        health: EngineHealth = self._worker.ask("health")
+        health: EngineHealth = self._ask("health")
         return health
 
     def statistics(self) -> dict[str, float]:
@@ -150,10 +150,15 @@ class RemoteRolloutEngine:
         )
         remedy = "a machine was lost, or its object store: trainer.sync_attempts above 1 sends the weights again"
         with objects_named(WeightSyncError, gone, remedy):
-            self._worker.ask("bucket", blob, *map(reference_of, bundles.sources))
+            self._ask("bucket", blob, *map(reference_of, bundles.sources))
 
     def _control(self, operation: str, **arguments: Any) -> Any:
-        return self._ack("control", operation, pack(arguments))
+        return self._ask("control", operation, pack(arguments))
 
-    def _ack(self, method: str, *arguments: Any) -> Any:
-        return self._worker.ask(method, *arguments)
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """As `Worker.ask`; a worker that does not answer is ended, and so lost like one that died."""
+        try:
+            return self._worker.ask(method, *arguments)
+        except SilentError as error:
+            self._worker.kill()
+            raise WorkerLostError(error.problem, remedy=error.remedy) from error

@@ -223,7 +223,7 @@ class RayLauncher:
 
     def _started(self, role: Role, worker: Worker) -> StartedRank:
         patience = self._options.start_timeout_s
-        shared = True if role.log is None else self._logs.open(worker, role.log)
+        shared = True if role.log is None else self._logs.open(worker, role.log, patience)
         facts = worker.ask("here", role.replica == 0, timeout_s=patience)
         check_versions(role.label, facts["versions"], versions())
         worker.pid = facts["pid"]
@@ -253,7 +253,7 @@ class RayLauncher:
 
     def _handle(self, role: Role, worker: Worker) -> Any:
         if role.log is not None:
-            self._logs.open(worker, role.log)
+            self._logs.open(worker, role.log, self._options.start_timeout_s)
         description = {
             "name": role.name,
             "build": role.build,

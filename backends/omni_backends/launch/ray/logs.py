@@ -35,8 +35,11 @@ class LogCollector:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, worker: Worker, path: Path) -> bool:
+    def open(self, worker: Worker, path: Path, timeout_s: float) -> bool:
         """Have a worker's output appended to `path` from now on; whether it sees that folder.
+
+        Args:
+            timeout_s: for the answer, which comes when the worker's process has started.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -47,7 +50,7 @@ class LogCollector:
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
             proof.touch()
         try:
-            shared: bool = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()))
+            shared: bool = worker.fetch("open_log", str(path.absolute()), str(proof.absolute()), timeout_s=timeout_s)
         finally:
             proof.unlink(missing_ok=True)
         if shared:

@@ -153,7 +153,7 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
         share = "; in mode sync launcher.options.rollout_devices=0 has rollout share the actor's devices"
         raise ClusterError(
             f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
-            f"{asked}; free are {has} on {len(nodes)} machines",
+            f"{asked}; free are {has} on {len(nodes)} machine{'s' * (len(nodes) != 1)}",
             remedy="add machines, end other jobs, or lower actor.world_size, rollout.replicas, reward.workers, "
             f"teacher.workers or what each of them is given in launcher.options{share if turns else ''}",
         )

@@ -20,8 +20,14 @@ log = logging.getLogger(__name__)
 
 AGAIN = "continue the run from its last checkpoint (trainer.resume=auto), which makes them again"
 """Remedy where objects of samples are gone."""
+LIMIT = 600
+"""Characters of Ray's words about a failure: the reason comes last."""
 SLICE_S = 1.0
 """Between two looks at the cluster while an answer is waited for."""
+
+
+class SilentError(ClusterError):
+    """A worker did not answer in time; its process may live."""
 
 
 class Worker:
@@ -51,7 +57,7 @@ class Worker:
 
         Raises:
             WorkerLostError: the process is gone.
-            ClusterError: no answer in time.
+            SilentError: no answer in time.
             OmniPortableError: what the host raised.
         """
         return value(self.fetch(method, *arguments, timeout_s=timeout_s), self.label)
@@ -73,7 +79,7 @@ class Worker:
             if ray.wait([reference], timeout=min(SLICE_S, max(0.0, deadline - time.monotonic())))[0]:
                 return ray.get(reference)
         remedy = f"look into {self._log_file}; launcher.options.answer_timeout_s allows more time"
-        raise of_ray(ClusterError, late, remedy)
+        raise of_ray(SilentError, late, remedy)
 
     async def asked(self, method: str, *arguments: Any) -> bytes:
         """As :meth:`ask`, without blocking the event loop and without a limit of time; the packed answer."""
@@ -168,4 +174,4 @@ def objects_named(kind: type[OmniPortableError], problem: str, remedy: str) -> I
 
 def _first_line(error: RayError) -> str:
     text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:297] + "..."
+    return text if len(text) <= LIMIT else text[: LIMIT - 3] + "..."

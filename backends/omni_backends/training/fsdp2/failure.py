@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
+
+from torch import distributed
 
 from omni_portable.contracts import errors
 from omni_portable.contracts.errors import OmniPortableError
+
+COLLECTIVES = ("torch", "distributed")
+"""Folders of the code in which a rank waits for the others."""
 
 
 class RankError(OmniPortableError):
@@ -29,6 +36,7 @@ class Failure:
         kind: its class; those of `contracts.errors` are raised again as what they are.
         problem / remedy / choices: see `OmniPortableError`; of other exceptions the problem is the message.
         trace: formatted traceback.
+        waited: it was raised while the rank waited for others in a collective operation, whose fault it may be.
     """
 
     kind: str
@@ -36,6 +44,7 @@ class Failure:
     remedy: str
     choices: tuple[str, ...]
     trace: str
+    waited: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -43,7 +52,7 @@ class Failure:
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, OmniPortableError):
             return cls(type(error).__name__, error.problem, error.remedy, error.choices, trace)
-        return cls(type(error).__name__, str(error) or type(error).__name__, "", (), trace)
+        return cls(type(error).__name__, str(error) or type(error).__name__, "", (), trace, _waited(error))
 
     def told(self, who: str, what: str) -> str:
         """The failure without its traceback, which only a failure that nothing else explains is told with.
@@ -72,6 +81,14 @@ class Failure:
             raised = RankError(f"{self.told(who, what)}\n{self.trace}")
         raised.__cause__ = RankTraceback(self.trace)
         return raised
+
+
+def _waited(error: BaseException) -> bool:
+    """Was it raised by a collective operation? gloo's errors have no class of their own."""
+    if type(error) is not RuntimeError and not isinstance(error, distributed.DistError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and COLLECTIVES in itertools.pairwise(Path(frames[-1].filename).parts)
 
 
 def died(who: str, what: str, exit_code: int | None) -> RankError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_backends.training.fsdp2.children import Children
-from omni_backends.training.fsdp2.failure import Failure, RankError, lost
+from omni_backends.training.fsdp2.failure import Failure, RankError, RankTraceback, lost
 from omni_backends.training.fsdp2.group import GoneError, Group
 from omni_backends.training.fsdp2.process import RankSpec
 from omni_backends.training.fsdp2.remote import Placed
@@ -107,6 +107,7 @@ class Ranks:
             raise
         failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
         if failures:
+            self._blame_silent([rank for rank in range(self._count) if rank not in answers], failures, what)
             self._refuse(failures, what)
         return [answers[rank][1] for rank in range(self._count)]
 
@@ -115,6 +116,21 @@ class Ranks:
             return self._group.receive(rank)
         except GoneError as gone:
             raise self._dead(rank, what, gone) from gone.__cause__
+
+    def _blame_silent(self, silent: Sequence[int], failures: Mapping[int, Failure], what: str) -> None:
+        """Where all that failed had waited for others, it is those that still say nothing which hang."""
+        if not silent or not all(failure.waited for failure in failures.values()):
+            return
+        rank = min(failures)
+        error = RankError(
+            f"{' and '.join(map(self._who, silent))} did not answer '{what}': stopped, hung or cut off. "
+            f"{failures[rank].told(self._who(rank), what)}",
+            remedy="look for what it wrote last (above, or in its log), and at the machine and network between the "
+            "ranks; actor.rank_timeout_s says how long they wait for each other; then continue with "
+            "trainer.resume=auto",
+        )
+        self._break(error.problem)
+        raise error from RankTraceback(failures[rank].trace)
 
     def _refuse(self, failures: Mapping[int, Failure], what: str) -> None:
         """Raise what the lowest rank raised; all ranks of one mind are left alone, they are still in step."""
