@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -332,7 +333,7 @@ class Router:
                 return seat
             changed = loop.create_future()
             self._waiting.append(changed)
-            self._crew.on_change(lambda: loop.call_soon_threadsafe(self._notify))
+            self._crew.on_change(lambda: _tell(loop, self._notify))
             await changed
         return None
 
@@ -367,6 +368,12 @@ class Router:
             f"times; the last time: {lost[-1].problem}",
             remedy="look into logs/ of the run directory for what ends the replicas, or allow more (rollout.attempts)",
         )
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have the loop call it, from another thread; where the run was stopped meanwhile, nobody waits any more."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(call)
 
 
 def _so_far(request: AnyRequest, ticket: Ticket) -> AnyRequest:

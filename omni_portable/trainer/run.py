@@ -85,7 +85,8 @@ def run(config: RunConfig) -> RunOutcome:
         for name in names:
             registry.load(kind, name)  # a package that it lacks is missed here, before there is a run directory
     prepared = prepare(config)
-    with RunDirectory(path, config.trainer.resume) as directory, log_to(directory.path / "log.txt"):
+    said = config.trainer.progress != "off"
+    with RunDirectory(path, config.trainer.resume) as directory, log_to(directory.path / "log.txt", said):
         checkpoint = resolve_resume(directory.path, config.trainer.resume)
         state = TrainerState(step=0, policy_version=1, fingerprint=fingerprint(config))
         inputs = run_inputs(config, deciding_keys(config), prepared.train_rows, prepared.validation_rows)

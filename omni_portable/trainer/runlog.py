@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ from omni_portable.contracts.disk import disk_errors
 
 LOGGERS = ("omni_portable", "omni_backends", "omni_devices")
 """Names of the packages that log."""
+MOST = 20
+"""Warnings that one run says on the console."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -50,13 +54,41 @@ class LogFile(logging.Handler):
         super().close()
 
 
+class Console(logging.Handler):
+    """Says on standard error what a person should know while the run goes on: its warnings, such as a lost worker.
+    Errors end a run, and are said then.
+
+    Args:
+        path: of the log file, which has the rest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._said = path, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno != logging.WARNING or self._said > MOST:
+            return
+        self._said += 1
+        more = self._said > MOST
+        text = f"further warnings are in {self._path} only" if more else f"warning: {record.getMessage()}"
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Write what the package logs to a file while the context is open, and the traceback of what ends it."""
+def log_to(path: Path, console: bool = False) -> Iterator[None]:
+    """Write what the package logs to a file while the context is open, and the traceback of what ends it.
+
+    Args:
+        console: say the warnings on standard error, too.
+    """
     handler = LogFile(path)
     loggers = [logging.getLogger(name) for name in LOGGERS]
+    said = Console(path) if console else logging.NullHandler()
     for logger in loggers:
         logger.addHandler(handler)
+        logger.addHandler(said)
         logger.setLevel(logging.INFO)
     try:
         yield
@@ -66,4 +98,5 @@ def log_to(path: Path) -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
+            logger.removeHandler(said)
         handler.close()

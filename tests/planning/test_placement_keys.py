@@ -105,3 +105,15 @@ def test_the_keys_may_be_added_to_those_of_the_run_that_was_measured(measured: l
     assert config.rollout.replicas == placement.replicas
     said = " ".join(keys_in_words(placement))
     assert all(key in said for key in keys_of(placement))
+
+
+def test_what_is_recommended_is_in_the_table() -> None:
+    """Also where many splits are as fast, because rewards hold all of them up; and it says what would help."""
+    row = Row(Placement("sync", 4, 4, prompts=4), 0.0, rollout_s=0.2, train_s=0.2, reward_s=4.0)
+    advice = advise(Profile("run", (row,), samples_per_prompt=4), Request(64))
+    (choice,) = advice.choices
+    assert choice.options.index(choice.recommended) > 40
+    shown = advice_as_text(advice)
+    assert "\n* separate_async 16+48 (48xTP1)" in shown
+    assert f"... and {len(choice.options) - 10} slower splits" in shown, "4 + 4 + 1 are the first of their modes"
+    assert "more workers (reward.workers)" in shown

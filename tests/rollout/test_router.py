@@ -155,6 +155,31 @@ def test_a_lost_replica_comes_back_at_the_present_version_and_draws():
     asyncio.run(run())
 
 
+def test_a_successor_that_comes_after_the_run_was_stopped_tells_nobody(caplog: pytest.LogCaptureFixture):
+    may_finish = threading.Event()
+
+    def restart(name: str) -> Replica:
+        may_finish.wait()
+        return Replica(name)
+
+    routers: list[Router] = []
+
+    async def run() -> None:
+        router, (only,) = crew(1, restart=restart, restarts=1)
+        routers.append(router)
+        drawing = asyncio.create_task(router.generate(requests(2)))
+        await settle()
+        only.die()
+        await settle()
+        drawing.cancel()
+        await asyncio.wait([drawing])
+
+    asyncio.run(run())
+    may_finish.set()
+    routers[0].close()
+    assert [record.getMessage() for record in caplog.records if record.name == "concurrent.futures"] == []
+
+
 @pytest.mark.parametrize("operation", ["pause", "update", "sleep"])
 def test_a_lifecycle_call_that_meets_a_dead_replica_is_carried_out_by_its_successor(operation):
     async def run() -> None:

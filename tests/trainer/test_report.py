@@ -348,3 +348,19 @@ def test_waiting_for_samples_takes_no_share_from_drawing_them(tmp_path):
     assert shares[True] == shares[False]
     assert {"rollout", "reward", "update", "sync"} <= set(shares[True])
     assert 98 <= sum(shares[True].values()) <= 102
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_staleness_is_drawn_where_there_is_some(tmp_path: Path, ahead: bool):
+    run_dir = write_run(tmp_path / "run")
+    path = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        late = float(ahead and row["step"] > 1)
+        row |= {"replay/staleness/mean": late / 2, "replay/staleness/max": late}
+        row |= {"rollout/interrupted/continued": 8 * late, "rollout/interrupted/restarted": 0.0}
+        row |= {"policy_lag/logprob_abs_diff/mean": 0.01} if late else {}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(run_dir).read_text()
+    charts = ("policy versions from drawing a group to training on it", "Interrupted requests", "Policy lag")
+    assert [chart in text for chart in charts] == [ahead] * 3

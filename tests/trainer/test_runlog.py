@@ -15,7 +15,7 @@ import pytest
 from omni_portable.contracts.errors import RunDirectoryError
 from omni_portable.trainer.loggers.jsonl import JsonlLogger
 from omni_portable.trainer.loggers.values import LoggerOptions
-from omni_portable.trainer.runlog import LogFile, log_to
+from omni_portable.trainer.runlog import MOST, LogFile, log_to
 
 LOG = logging.getLogger("omni_portable.somewhere")
 
@@ -39,6 +39,21 @@ def test_what_the_package_logs_is_appended(tmp_path: Path) -> None:
     earlier, line = (tmp_path / "log.txt").read_text().splitlines()
     assert earlier == "earlier"
     assert line.endswith("INFO omni_portable.somewhere: continuing step 3")
+
+
+def test_the_console_says_warnings_and_not_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with log_to(tmp_path / "log.txt", console=True):
+        LOG.info("'rollout-0' runs")
+        LOG.warning("%s is started again", "'rollout-0'")
+        LOG.error("the run stops, which is said elsewhere")
+        for number in range(MOST + 5):
+            LOG.warning("again %d", number)
+    LOG.warning("not any more")
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (out, lines[0], lines[1]) == ("", "warning: 'rollout-0' is started again", "warning: again 0")
+    assert lines[MOST:] == [f"further warnings are in {tmp_path}/log.txt only"]
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == MOST + 8
 
 
 def test_the_traceback_of_what_ended_the_run_is_kept(tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ NO_LENDING = (
     "for rollout it may shorten steps, which `omni-portable simulate --lend 1` shows with and without it"
 )
 
+RESCORED = (
+    "training was measured in mode sync: where rollout runs ahead, algorithms with ratios have the actor score the "
+    "samples once more before an update (rollout_correction.mode=auto), about a forward pass that is not in here"
+)
+
 
 def advise(profile: Profile, request: Request) -> Advice:
     """Fit the profile, predict every placement, recommend one per length.
@@ -256,6 +261,8 @@ def _reasons(options: Sequence[Option], recommended: Option) -> Iterator[str]:
             f"{chosen.bound} holds it up; rollout devices are busy {chosen.rollout_busy:.0%} of the time, those of "
             f"the trainer {chosen.train_busy:.0%}"
         )
+    if chosen.bound == "reward" or chosen.reward_s > max(chosen.rollout_s, chosen.train_s):
+        yield "more devices shorten no reward: more workers (reward.workers) or faster scorers do"
     for mode in MODES:
         others = [option for option in options if _mode(option) == mode]
         if mode == chosen.placement.mode or not others:
@@ -284,6 +291,8 @@ def _notes(
 ) -> Iterator[str]:
     if any(option.prediction.placement.mode != "sync" for choice in choices for option in choice.options):
         yield NO_LENDING
+        if not any(row.placement.mode != "sync" for row in profile.rows):
+            yield RESCORED
     measured = [row.tokens for row in profile.rows]
     batches = sorted({option.prediction.placement.prompts for choice in choices for option in choice.options})
     if len(batches) > 1:

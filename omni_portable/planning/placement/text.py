@@ -43,13 +43,13 @@ def _choice_lines(choice: Choice) -> list[str]:
         f"  {'':<35}{'':>10}  {'devices busy':>17}\n"
         f"  {'mode':<15}{'trainer+rollout':<20}{'s/prompt':>10}  {'rollout':>8}{'trainer':>9}  held up by"
     )
-    shown: dict[str, int] = dict.fromkeys(MODES, 0)
+    shown, hidden = dict.fromkeys(MODES, 0), len(choice.options)
     for option in choice.options:
         mode = option.prediction.placement.mode
         shown[mode] += 1
-        if shown[mode] <= SHOWN:
+        if shown[mode] <= SHOWN or option is choice.recommended:
             lines.append(_option_line(option, option is choice.recommended))
-    hidden = sum(max(0, count - SHOWN) for count in shown.values())
+            hidden -= 1
     if hidden:
         lines.append(f"  ... and {hidden} slower splits (--json lists all)")
     placed = choice.recommended.prediction.placement

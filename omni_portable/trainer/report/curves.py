@@ -33,6 +33,19 @@ def curves_section(data: RunData) -> Raw:
         line_chart("Gradient norm", _lines(data, "actor/grad_norm"), "before clipping"),
         line_chart("Learning rate", _lines(data, "actor/lr")),
         line_chart("Spread of rewards", _lines(data, "reward/std"), "standard deviation within each rollout"),
+        line_chart(
+            "Staleness",
+            _moving(data, "replay/staleness/mean", "replay/staleness/max"),
+            "policy versions from drawing a group to training on it",
+        ),
+        line_chart(
+            "Interrupted requests",
+            _moving(data, "rollout/interrupted/continued", "rollout/interrupted/restarted"),
+            "by new weights, since the row before",
+        ),
+        line_chart(
+            "Policy lag", _moving(data, "policy_lag/logprob_abs_diff/mean"), "of log-probs, where samples are older"
+        ),
         *_component_charts(data),
     ]
     drawn = "".join(charts)
@@ -41,6 +54,11 @@ def curves_section(data: RunData) -> Raw:
 
 def _lines(data: RunData, *names: str) -> list[Line]:
     return [Line(name, data.series(name)) for name in names]
+
+
+def _moving(data: RunData, *names: str) -> list[Line]:
+    """Those that are not 0 all along, as they are where rollout does not run ahead."""
+    return [line for line in _lines(data, *names) if any(value for _, value in line.points)]
 
 
 def _component_charts(data: RunData) -> list[Raw]:

@@ -242,6 +242,31 @@ def test_an_address_of_the_environment_is_called_so(monkeypatch):
         connect(RayOptions(), 1)
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b"", None], ids=["http", "closes", "silent"])
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_port_of_something_else_is_said_to_be_that(answer, scheme, monkeypatch):
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray import cluster
+
+    monkeypatch.setattr(cluster, "KNOCK_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+
+        def serve() -> None:
+            with server.accept()[0] as one:
+                one.recv(64)
+                if answer is not None:
+                    one.sendall(answer)
+                else:
+                    one.recv(64)  # until the other side has left
+
+        serving = threads.submit(serve)
+        said = "nothing answers there .*timed out" if answer is None else "what answers there is no Ray cluster"
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"^launcher.options.address={address}: {said}"):
+            cluster.connect(RayOptions(address=address), 1)
+        serving.result(10.0)
+
+
 def test_a_full_or_closed_disk_of_sessions_is_named(monkeypatch, tmp_path):
     """No cluster is started there, and errors about Ray's processes and objects say so."""
     pytest.importorskip("ray")

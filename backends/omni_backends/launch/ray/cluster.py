@@ -39,6 +39,10 @@ EVEN = {"RAY_worker_niceness": "0"}
 with which rollout, rewards and the data plane stand still while the trainer computes on the same cores."""
 HINTS = "ray._private.authentication.authentication_token_setup"
 """Logger of Ray's hints about tokens."""
+HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
+"""How both sides of gRPC begin (RFC 9113, section 3.4): the client with this, the server with its settings (type 4)."""
+KNOCK_S = 10.0
 LEAVE_S = 20.0
 """For leaving a cluster that is lost, after which what is left of it is killed."""
 PATIENCE_S = 240.0
@@ -172,12 +176,27 @@ def _knock(address: str, said: str) -> None:
     if (found := host_and_port(address)) is None:
         raise ClusterError(f"{said} names no host and port", remedy=FORMS)
     try:
-        socket.create_connection(found, timeout=10.0).close()
+        with socket.create_connection(found, timeout=KNOCK_S) as asking:
+            is_ray = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_grpc(asking)
     except (OSError, UnicodeError) as error:  # the latter of names that cannot be one of a host
         raise ClusterError(
             f"{said}: nothing answers there ({error}); the head of the cluster is down, or this is not its address",
             remedy="start it (`ray start --head`), mend the address, or leave it out to have one started for this run",
         ) from error
+    if not is_ray:
+        raise ClusterError(
+            f"{said}: what answers there is no Ray cluster",
+            remedy="give the address of its head (port 6379 unless `ray start` was told another), or ray:// and that "
+            "of its client server (10001)",
+        )
+
+
+def _speaks_grpc(asking: socket.socket) -> bool:
+    """Does a server greet as those of Ray do? Anything else Ray would ask for an hour without a word."""
+    asking.sendall(HTTP2_GREETING)
+    with asking.makefile("rb") as answers:
+        header = answers.read(len(HTTP2_SETTINGS))
+    return header[3:5] == HTTP2_SETTINGS[3:5]
 
 
 def _on_loopback(address: str) -> bool:
