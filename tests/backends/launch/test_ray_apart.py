@@ -61,6 +61,7 @@ class Worker:
     """A process that hosts a role; counts the bytes that it is sent and that it answers with."""
 
     label = "there"
+    patience_s = 60.0
 
     def __init__(self, host: Any, role: Any, store: Store) -> None:
         host._role = role

@@ -134,8 +134,11 @@ def test_an_engine_in_another_process(launcher, tmp_path):
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["rollout-0.log"]
 
 
-def test_a_killed_replica_loses_nothing_and_comes_back(launcher, tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+def test_a_replica_that_is_lost_loses_nothing_and_comes_back(end, launcher, tmp_path, monkeypatch):
     """Also: the output of a worker that does not see the run directory is fetched from it."""
+    if end == signal.SIGSTOP:
+        launcher = RayLauncher(RayOptions(bucket_mib=1, answer_timeout_s=5.0))
     monkeypatch.setattr("pathlib.Path.touch", lambda self: None)
     log = tmp_path / "logs" / "rollout-0.log"
     roles = [rollout(arguments={"opened": False}, log=log), rollout(log=log)]
@@ -151,7 +154,7 @@ def test_a_killed_replica_loses_nothing_and_comes_back(launcher, tmp_path, monke
         while router.health().in_flight < 6 or "rollout-0" not in router.replicas:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, end)
         result = await drawing
         assert [t.request.request_id for t in result.trajectories] == [f"r{i}" for i in range(6)]
         assert {t.policy_version for t in result.trajectories} == {5}

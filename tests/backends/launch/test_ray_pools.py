@@ -286,6 +286,14 @@ def test_a_full_or_closed_disk_of_sessions_is_named(monkeypatch, tmp_path):
     error = disk.of_ray(ClusterError, "it is gone", "look")
     assert re.search(f"^it is gone; the disk of .*{full}", error.problem)
     assert re.fullmatch("free some space.*; then look", error.remedy)
+    monkeypatch.undo()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 20)))
+    with pytest.raises(
+        ClusterError, match="the name of .*long/ray, has .* characters, .* leave room for 43"
+    ) as refused:
+        connect(RayOptions(), 1)
+    assert "shorter name" in refused.value.remedy
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
     with pytest.raises(RunDirectoryError, match="cannot write .*/file/ray: Not a directory"):
@@ -388,3 +396,22 @@ def test_without_ray_the_error_names_it(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(PluginError, match=r"plugin 'ray' .* needs the module 'ray', which is not installed"):
         registry.load("launcher", "ray")
+
+
+def test_what_strict_placements_need_is_known_before_anything_waits():
+    pytest.importorskip("ray")
+    from omni_backends.launch.ray.pools import Pool, check_room
+
+    wanted = [Pool("reward", {"CPU": 1.0}, 3)]
+    nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
+    for placement in ("pack", "spread"):
+        check_room(wanted, {"CPU": 4.0}, nodes, placement)
+    with pytest.raises(ClusterError, match=r"strict_spread: the pool reward: 3 x 1 CPU needs 3 machines, .* has 2"):
+        check_room(wanted, {"CPU": 4.0}, nodes, "strict_spread")
+    with pytest.raises(ClusterError, match="large enough for the whole pool reward") as refused:
+        check_room(wanted, {"CPU": 4.0}, nodes, "strict_pack")
+    assert "placement=pack" in refused.value.remedy
+    check_room(wanted, {"CPU": 6.0}, [{"CPU": 3.0}, {"CPU": 3.0}], "strict_pack")
+    with pytest.raises(ClusterError, match="larger than what the Ray cluster has free") as refused:
+        check_room(wanted, {"CPU": 2.0}, nodes)
+    assert "launcher.options.cpus" in refused.value.remedy

@@ -69,7 +69,8 @@ class RayOptions:
     """Seconds that a worker may take to start and load its model."""
     answer_timeout_s: float = 600.0
     """Seconds that a worker may take to answer a lifecycle call, and to answer beyond what reward.timeout_s and
-    reward.retries give its scorers; drawing has no limit here."""
+    reward.retries give its scorers. Drawing has no limit here, but a worker that draws must say in that time how it
+    is."""
 
     def __post_init__(self) -> None:
         for role, what in itertools.product(("trainer", "actor", *REMOTE), LARGEST):

@@ -17,6 +17,10 @@ Error = TypeVar("Error", bound=OmniPortableError)
 
 LEAST_MIB = 64
 """With less, Ray's processes and their logs have no room."""
+LONGEST_SOCKET = 107
+"""Bytes of a path that Linux takes for a socket."""
+SOCKET = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+"""The longest below the folder of sessions."""
 CURE = "free some space, or set RAY_TMPDIR to a folder on a larger disk"
 
 
@@ -29,7 +33,7 @@ def check_disk() -> None:
     """Refuse to start a cluster whose sessions find no room.
 
     Raises:
-        ClusterError: the disk is full.
+        ClusterError: the disk is full, or the folder's name too long for the sockets in it.
         RunDirectoryError: the folder cannot be made or written.
     """
     path = folder()
@@ -39,6 +43,12 @@ def check_disk() -> None:
             raise PermissionError(13, "no right to write", str(path))
     if said := full_disk():
         raise ClusterError(f"no Ray cluster can be started on this machine: {said}", remedy=CURE)
+    if (most := LONGEST_SOCKET - len(SOCKET)) < len(str(path)):
+        raise ClusterError(
+            f"no Ray cluster can be started on this machine: the name of Ray's session directory, {path}, has "
+            f"{len(str(path))} characters, and paths of its sockets leave room for {most}",
+            remedy="set RAY_TMPDIR to a folder with a shorter name",
+        )
 
 
 def full_disk() -> str:

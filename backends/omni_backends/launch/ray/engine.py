@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -48,6 +48,9 @@ def bounded(stream: WeightStream, limit: int) -> Iterator[dict[str, torch.Tensor
         del piece
 
 
+Answer = TypeVar("Answer")
+
+
 class RemoteRolloutEngine:
     """`RolloutEngine`, `StagedUpdates` and `RecallableUpdates` over a worker; arguments and answers travel as packed
     bytes, large media stay in the object store (see :mod:`media`).
@@ -77,7 +80,7 @@ class RemoteRolloutEngine:
             media = len(ids) if self._least else 0
             extra = media + (sources_of(groups) if groups else 0)
             asked = ("generate", number, blob, list(ids), self._least, groups)
-            answer, *objects = await self._worker.asked_apart(*asked, extra=extra)
+            answer, *objects = await self._watched(self._worker.asked_apart(*asked, extra=extra))
             parcels = dict(zip(ids, objects[:media], strict=bool(media)))
             sources = [Bundle(reference, self._worker.bring) for reference in objects[media:]]
             result, names, left = await asyncio.to_thread(value, answer, self._worker.label, sources)
@@ -87,6 +90,20 @@ class RemoteRolloutEngine:
         finally:
             del self._out[number]
         return rejoined(with_prompts(result, left, requests), names, parcels, self._worker)
+
+    async def _watched(self, drawing: Coroutine[Any, Any, Answer]) -> Answer:
+        """Drawing may take as long as it does; a worker that does not even say how it is meanwhile hangs, and is ended.
+
+        Raises:
+            WorkerLostError: it hangs, or is gone.
+        """
+        task = asyncio.ensure_future(drawing)
+        try:
+            while not (await asyncio.wait([task], timeout=self._worker.patience_s))[0]:
+                await asyncio.to_thread(self.health)
+            return await task
+        finally:
+            task.cancel()
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Ack:
         pairs = None

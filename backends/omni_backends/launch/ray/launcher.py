@@ -181,11 +181,11 @@ class RayLauncher:
     def _find_room(self, wanted: Sequence[Pool]) -> None:
         """What another run has just given back takes a moment to be free; what is not there at all is refused now."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(wanted, ray.cluster_resources(), nodes)
+        check_room(wanted, ray.cluster_resources(), nodes, self._options.placement)
         deadline = time.monotonic() + ROOM_S
         while True:
             try:
-                return check_room(wanted, ray.available_resources(), nodes)
+                return check_room(wanted, ray.available_resources(), nodes, self._options.placement)
             except ClusterError:
                 if time.monotonic() > deadline:
                     raise

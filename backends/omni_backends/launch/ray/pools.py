@@ -131,11 +131,14 @@ def local_cpus(wanted: Sequence[Pool], options: RayOptions) -> int:
     return options.cpus or math.ceil(sum(pool.each.get(CPU, 0.0) * pool.replicas for pool in wanted)) + 4
 
 
-def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> None:
+def check_room(
+    wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequence[Mapping[str, float]], placement: str = "pack"
+) -> None:
     """
     Args:
         free: what the cluster has left, all machines together.
         nodes: what each machine has in all.
+        placement: see `RayOptions`.
 
     Raises:
         ClusterError: names the pools, and of what there is too little.
@@ -150,16 +153,29 @@ def check_room(wanted: Sequence[Pool], free: Mapping[str, float], nodes: Sequenc
         lacks = ", ".join(f"{amount:g} {name} (of {total[name]:g})" for name, amount in missing.items())
         has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in total)
         turns = "rollout" in {pool.name for pool in wanted} and any(name != CPU for name in missing)
+        more = ", or raise launcher.options.cpus of a cluster that is started here" if CPU in missing else ""
         share = "; in mode sync launcher.options.rollout_devices=0 has rollout share the actor's devices"
         raise ClusterError(
             f"the pools of this run are larger than what the Ray cluster has free: missing are {lacks}; asked for are "
             f"{asked}; free are {has} on {len(nodes)} machine{'s' * (len(nodes) != 1)}",
             remedy="add machines, end other jobs, or lower actor.world_size, rollout.replicas, reward.workers, "
-            f"teacher.workers or what each of them is given in launcher.options{share if turns else ''}",
+            f"teacher.workers or what each of them is given in launcher.options{more}{share if turns else ''}",
         )
     for pool in wanted:
-        if not any(all(node.get(name, 0.0) >= amount for name, amount in pool.each.items()) for node in nodes):
+        together = pool.replicas if placement == "strict_pack" else 1
+        apart = pool.replicas if placement == "strict_spread" and pool.each else 1
+        if apart > len(nodes):
             raise ClusterError(
-                f"no machine of the Ray cluster is large enough for one worker of the pool {pool.describe()}",
-                remedy=f"lower {_asked_by(pool)}, or add a larger machine",
+                f"launcher.options.placement=strict_spread: the pool {pool.describe()} needs {apart} machines, and the "
+                f"Ray cluster has {len(nodes)}",
+                remedy="set launcher.options.placement=spread, which uses as many as there are, or add machines",
+            )
+        if not any(
+            all(node.get(name, 0.0) >= amount * together for name, amount in pool.each.items()) for node in nodes
+        ):
+            whole = "the whole pool" if together > 1 else "one worker of the pool"
+            other = " or set launcher.options.placement=pack," if together > 1 else ""
+            raise ClusterError(
+                f"no machine of the Ray cluster is large enough for {whole} {pool.describe()}",
+                remedy=f"lower {_asked_by(pool)},{other} or add a larger machine",
             )

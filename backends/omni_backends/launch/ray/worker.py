@@ -52,6 +52,11 @@ class Worker:
         self.label, self.actor, self.pid = label, actor, 0
         self._timeout_s, self._log_file, self._head = timeout_s, log_file, head
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a call may take which is waited for here."""
+        return self._timeout_s
+
     def ask(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the host and wait for its answer.
 
