@@ -16,6 +16,7 @@ import pytest
 from omni_portable.cli import main, stopping
 from omni_portable.cli.stopping import stop_like_ctrl_c, stopped
 from omni_portable.contracts.errors import WorkerLostError
+from tests.support.processes import hear_signals
 
 COMMAND = """
 import os, signal, sys, time
@@ -37,7 +38,8 @@ def send(tmp_path: Path, number: signal.Signals, setup: str = "pass") -> subproc
     """A command that was sent a signal while it worked, before it ends."""
     (tmp_path / "command.py").write_text(COMMAND.format(setup=setup))
     command = [sys.executable, str(tmp_path / "command.py")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hear_signals)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -55,8 +57,7 @@ def send(tmp_path: Path, number: signal.Signals, setup: str = "pass") -> subproc
 def test_a_signal_ends_a_command_with_its_message(
     tmp_path: Path, number: signal.Signals, code: int, words: str
 ) -> None:
-    setup = "signal.signal(signal.SIGINT, signal.default_int_handler)"
-    process = send(tmp_path, number, setup)
+    process = send(tmp_path, number)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, words in said, "Traceback" in said) == (code, True, False)
 

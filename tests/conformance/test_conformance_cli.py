@@ -29,6 +29,7 @@ from tests.conformance.conformance_doubles import (
     report,
     result,
 )
+from tests.support.processes import hear_signals
 
 FILES = ("report.json", "report.html", "junit.xml", "log.txt")
 
@@ -115,7 +116,7 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
         [*command, "noise,collectives", "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=hear_signals,
     )
     assert process.stdout is not None
     try:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.support.processes import hear_signals
+
 PATIENCE_S = 180.0
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -29,7 +31,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 def _child(argv: list[str], log: str) -> None:
-    # As a terminal starts a command: a test run in the background of a shell script inherits an ignored SIGINT.
+    hear_signals()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

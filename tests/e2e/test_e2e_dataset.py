@@ -34,7 +34,7 @@ def test_packaged_recipes_train_on_given_samples_and_validate_on_drawn_ones(tmp_
     assert rows[1]["actor/grad_norm"] > 0
     assert rows[2]["validation/count"] == rows[0]["validation/count"] == 8.0
     written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(written[1])["perf/rollout/forwards"] < 20, "nothing but the probe is denoised between validations"
+    assert json.loads(written[2])["perf/rollout/forwards"] < 20, "nothing is denoised but the probe and the validation"
     assert (tmp_path / "run" / "validation" / "step_000002" / "images" / "0007.png").is_file()
 
 

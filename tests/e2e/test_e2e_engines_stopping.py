@@ -20,9 +20,8 @@ import pytest
 
 from omni_backends.rollout.external.guard import VARIABLE
 from tests.e2e.settings import EIGHT
-from tests.e2e.watching import hear_ctrl_c
 from tests.support.engines import require_installed
-from tests.support.processes import lives
+from tests.support.processes import hear_signals, lives
 from tests.support.sync_worker import ROOT
 
 require_installed("vllm", "vllm_omni")
@@ -104,7 +103,7 @@ def _start(folder: Path, recipe: str, *overrides: str) -> Run:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # as a terminal's foreground job, also where this one is in the background
-            preexec_fn=hear_ctrl_c,
+            preexec_fn=hear_signals,
         )
     return Run(process, folder, temporary)
 

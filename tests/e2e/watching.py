@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.processes import hear_signals
 
 PATIENCE_S = 1200.0
 
@@ -32,10 +33,6 @@ def descendants(pid: int, name: str) -> list[psutil.Process]:
     return found
 
 
-def hear_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @contextmanager
 def command(argv: list[str], log: Path, job: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """A command in a process of its own, on no cluster of this process; it and all that it started end here.
@@ -45,9 +42,8 @@ def command(argv: list[str], log: Path, job: bool = False) -> Iterator[subproces
     """
     own = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
     with open(log, "ab") as output:
-        # Tests in the background of a script have Ctrl-C ignored, and the command would inherit that.
         process = subprocess.Popen(
-            argv, stdout=output, stderr=output, env=own, start_new_session=job, preexec_fn=hear_ctrl_c
+            argv, stdout=output, stderr=output, env=own, start_new_session=job, preexec_fn=hear_signals
         )
     try:
         yield process

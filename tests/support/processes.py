@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -38,3 +39,10 @@ def named_memory(process: psutil.Process | int) -> set[str]:
         return set()
     mapped = {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
     return {path for path in mapped if not path.endswith("(deleted)")}
+
+
+def hear_signals() -> None:
+    """As a terminal starts a command. Tests in the background of a script, or under nohup, have Ctrl-C or SIGHUP
+    ignored, and what they start would inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
