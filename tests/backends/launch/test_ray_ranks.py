@@ -145,7 +145,7 @@ def test_a_rank_that_is_killed_or_fails_ends_the_others_and_is_named(launcher, p
 
 
 def test_ranks_that_do_not_see_the_run_directory_are_refused(launcher, plugin, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(LogCollector, "open", lambda self, worker, path: False)
+    monkeypatch.setattr(LogCollector, "open", lambda self, worker, path, timeout_s: False)
     with pytest.raises(ClusterError, match=r"1 of 1 ranks .* do not see the run directory \(first 'actor-0', pid"):
         start(launcher, actor(plugin, tmp_path / "logs" / "actor-0.log", world=1))
 
