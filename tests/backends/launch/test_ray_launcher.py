@@ -138,7 +138,7 @@ def test_an_engine_in_another_process(launcher, tmp_path):
 def test_a_replica_that_is_lost_loses_nothing_and_comes_back(end, launcher, tmp_path, monkeypatch):
     """Also: the output of a worker that does not see the run directory is fetched from it."""
     if end == signal.SIGSTOP:
-        launcher = RayLauncher(RayOptions(bucket_mib=1, answer_timeout_s=5.0))
+        launcher = RayLauncher(RayOptions(bucket_mib=1, answer_timeout_s=10.0))
     monkeypatch.setattr("pathlib.Path.touch", lambda self: None)
     log = tmp_path / "logs" / "rollout-0.log"
     roles = [rollout(arguments={"opened": False}, log=log), rollout(log=log)]

@@ -74,7 +74,7 @@ def test_a_rank_that_was_killed_from_outside(start):
 
 def test_a_rank_that_hangs_is_named_by_those_that_waited_for_it(start):
     """Stopped, it answers nothing and is not gone."""
-    engine = start(blocks_setup(rank_timeout_s=3.0))
+    engine = start(blocks_setup(rank_timeout_s=10.0))
     engine.train_step(blocks_batch(8), ToyAlgorithm())
     os.kill(engine.pids[0], signal.SIGSTOP)
     started = time.monotonic()
@@ -82,7 +82,7 @@ def test_a_rank_that_hangs_is_named_by_those_that_waited_for_it(start):
         RankError, match=r"^rank 0 of 2 .* did not answer '\w+': stopped, hung or cut off\. rank 1 "
     ) as one:
         train_for(engine, LIMIT_S)
-    assert time.monotonic() - started < LIMIT_S
+    assert time.monotonic() - started < 2 * LIMIT_S
     assert "Traceback" not in str(one.value)
     assert "actor.rank_timeout_s" in one.value.remedy
     assert isinstance(one.value.__cause__, RankTraceback)
