@@ -3,6 +3,7 @@ or wait for each other, and what it says then names anything but the disk."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +41,7 @@ def check_disk() -> None:
     with disk_errors(path, Cures(full=CURE, refused="set RAY_TMPDIR to a folder of yours", broken=CURE)):
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
-            raise PermissionError(13, "no right to write", str(path))
+            raise PermissionError(errno.EACCES, "no right to write", str(path))
     if said := full_disk():
         raise ClusterError(f"no Ray cluster can be started on this machine: {said}", remedy=CURE)
     if (most := LONGEST_SOCKET - len(SOCKET)) < len(str(path)):
